@@ -133,8 +133,8 @@ class SamplingParams:
         for token, bias in self.logit_bias:
             if token < 0 or not -100.0 <= bias <= 100.0:
                 raise InvalidRequest(
-                    f"logit_bias entry {token}: {bias} is out of range (token >= 0, bias
-                    -100..100)",
+                    f"logit_bias entry {token}: {bias} is out of range "
+                    "(token >= 0, bias -100..100)",
                     param="logit_bias",
                 )
 

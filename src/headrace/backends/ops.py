@@ -1,11 +1,10 @@
 """The Ops protocol: the vocabulary models are written in; shapes and formulas, no code.
 
 Three backends speak it: `reference` (numpy, the meaning of every op), `cpu` (C++) and later
-`torch`. An op takes and
-returns opaque tensors whose first axis is the rows of the step (tokens, or the rows asked for); models never look inside.
-A backend may run an op at once (reference) or record it for replay (cpu), so models must not
-branch on values and must not
-keep tensors between forwards.
+`torch`. An op takes and returns opaque tensors whose first axis is the rows of the step (tokens,
+or the rows asked for); models never look inside. A backend may run an op at once (reference) or
+record it for replay (cpu), so models must not branch on values and must not keep tensors between
+forwards.
 
 **Shapes** T = tokens of the step over all sequences, S = sequences, R = rows whose logits are
 wanted.
