@@ -47,7 +47,9 @@ class ServerConfig:
     max_prompts: int = 64  # prompts in one completions request
     max_buffered_events: int = 4096  # per stream; a reader slower than this is cut off
     request_timeout_s: float = 3600.0
-    keep_alive_s: float = 15.0
+    keep_alive_s: float = 15.0  # silence on a stream after which a comment line is sent
+    probe_timeout_s: float = 30.0  # a health probe that has no token by then has failed
+    shutdown_timeout_s: float = 30.0  # open answers may finish this long after SIGTERM
 
 
 @dataclass(frozen=True)

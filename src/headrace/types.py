@@ -268,9 +268,10 @@ class EngineClient(Protocol):
         **Raises** `ContextTooLong`, `InvalidRequest`, `Overloaded`, `EngineFailure`.
         """
 
-    def abort(self, request_id: str) -> None:
-        """End every choice of a request within one step; each open choice gets a final "abort"
-        event."""
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End one choice of a request, or (None) every choice, within one step; each open choice
+        gets a final "abort" event with its usage. Unknown ids and ended choices: no effect. May be
+        called from any thread, also from inside a sink."""
 
     def stats(self) -> EngineStats:
         """A snapshot; cheap."""
