@@ -87,3 +87,43 @@ class EngineFailure(HeadraceError):
 
     code = "engine_failure"
     status = 500
+
+
+class Unsupported(InvalidRequest):
+    """A known parameter or value of a dialect that this version does not serve."""
+
+    code = "unsupported_parameter"
+
+
+class UnknownParameter(InvalidRequest):
+    """A parameter no dialect of ours has; the message suggests the nearest."""
+
+    code = "unknown_parameter"
+
+
+class BodyTooLarge(HeadraceError):
+    """A request body is longer than the limit."""
+
+    code = "request_too_large"
+    status = 413
+
+
+class ModelLoading(HeadraceError):
+    """The model is not ready yet; retry later."""
+
+    code = "model_loading"
+    status = 503
+
+
+class ReaderTooSlow(HeadraceError):
+    """The reader of a stream fell further behind than its buffer; its request was ended."""
+
+    code = "reader_too_slow"
+    status = 408
+
+
+class DeadlineExceeded(HeadraceError):
+    """A request took longer than the server's limit; it was ended."""
+
+    code = "deadline_exceeded"
+    status = 504
