@@ -59,6 +59,7 @@ class StoreConfig:
     root: Path
     download_timeout_s: float = 60.0
     download_retries: int = 5
+    lock_wait_s: float = 3600.0  # for another process that pulls the same model
     is_offline: bool = False
 
 
@@ -78,6 +79,11 @@ def store_config(environ: Mapping[str, str] = os.environ) -> StoreConfig:
     root = Path(environ.get("HEADRACE_HOME") or Path(cache) / "headrace")
     offline = any(_flag(environ, name) for name in ("HEADRACE_OFFLINE", "HF_HUB_OFFLINE"))
     return StoreConfig(root=root, is_offline=offline)
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment plus `extra`, for a child process."""
+    return {**os.environ, **extra}
 
 
 def _flag(environ: Mapping[str, str], name: str) -> bool:
