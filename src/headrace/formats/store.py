@@ -127,7 +127,13 @@ def _pull_locked(target: StoredName, config: StoreConfig, progress: Progress) ->
     ready = partial / "ready"
     shutil.rmtree(ready, ignore_errors=True)
     ready.mkdir()
-    fetched = fetch(target, partial, ready, config, progress)
+    try:
+        fetched = fetch(target, partial, ready, config, progress)
+    except BaseException:
+        shutil.rmtree(ready, ignore_errors=True)
+        if not any(path.is_file() and path.name != "name" for path in partial.rglob("*")):
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
     model = _write_manifest(target, fetched, ready)
     final.parent.mkdir(parents=True, exist_ok=True)
     ready.rename(final)
