@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace.types import EngineStats, Usage
+from headrace.types import EngineStats
 
 # Doubling buckets from 1 ms to 8 minutes: a decode step of a small model to a long answer.
 _LATENCY_BUCKETS = tuple(0.001 * 2**i for i in range(20))
@@ -80,8 +80,8 @@ class Metrics:
         )
         self.refused = Counter(
             "headrace_requests_refused",
-            "requests refused before any token, by error code",
-            ["model", "code"],
+            "requests answered with an error, by its code",
+            ["code"],
             registry=self.registry,
         )
         self.http = Counter(
@@ -98,6 +98,10 @@ class Metrics:
     def trace(self, model: str) -> RequestTrace:
         """Start the clock of one request."""
         return RequestTrace(self, model, monotonic_s())
+
+    def now_s(self) -> float:
+        """The clock that `RequestTrace` expects."""
+        return monotonic_s()
 
     def render(self) -> bytes:
         """All metrics as Prometheus text (version 0.0.4)."""
@@ -125,14 +129,10 @@ class RequestTrace:
                 self._metrics.inter_token.labels(self._model).observe((at_s - before) / count)
         self._last_s[index] = at_s
 
-    def finished(self, reason: str, usage: Usage | None, at_s: float) -> None:
+    def finished(self, reason: str, at_s: float) -> None:
         """A choice ended."""
         self._metrics.finished.labels(self._model, reason).inc()
         self._metrics.end_to_end.labels(self._model).observe(at_s - self._start_s)
-
-    def refused(self, code: str) -> None:
-        """The request never reached the engine."""
-        self._metrics.refused.labels(self._model, code).inc()
 
 
 class _EngineCollector(Collector):

@@ -158,6 +158,15 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat; `content` is plain text and never becomes special tokens."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Token ids in, tokens out. `params.n` choices are drawn; choice i differs only in its random
     stream."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from headrace.errors import HeadraceError, InvalidRequest, Unsupported
 from headrace.server import body as read
-from headrace.types import Completion, SamplingParams, TextDelta, TokenLogprob, Usage
+from headrace.types import Completion, Message, SamplingParams, TextDelta, TokenLogprob, Usage
 
 Json = dict[str, Any]
 Prompt = str | tuple[int, ...]
@@ -91,15 +91,6 @@ _HINTS: Mapping[str, str] = {
 
 _ROLES = ("system", "developer", "user", "assistant")
 MAX_TOP_LOGPROBS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a chat; `content` is plain text."""
-
-    role: str
-    content: str
-    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
