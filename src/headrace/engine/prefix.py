@@ -57,6 +57,11 @@ class PrefixCache:
         """Pages the tree holds, used or idle."""
         return len(self._nodes)
 
+    @property
+    def num_idle(self) -> int:
+        """Cached pages that nobody uses."""
+        return len(self._idle)
+
     def take(self) -> int | None:
         """A page with one user, evicting the least recently used leaf if none is free."""
         page = self.pool.take()
