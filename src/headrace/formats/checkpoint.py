@@ -1,39 +1,21 @@
 """The door: a path to a model file or folder becomes a `Checkpoint`, or an error that says why.
 
-What a file is shows in its first bytes, not in its name. Pickle checkpoints are refused: loading
-one runs whatever program its author put into it. Nothing is downloaded or converted here.
+What a file is shows in its first bytes, not in its name. Nothing is downloaded or converted here.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import FormatError, ModelNotFound
 from headrace.formats.gguf import open_gguf, shard_paths
+from headrace.formats.gguf_types import MAGIC
 from headrace.formats.json_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, read_json
-from headrace.formats.mapped import map_file
+from headrace.formats.mapped import PICKLE_ADVICE, PICKLE_SUFFIXES, map_file, refuse_mistakes
 from headrace.formats.safetensors import INDEX_NAME, SINGLE_NAME, read_safetensors, read_sharded
 from headrace.types import Checkpoint, StoredTensor
-
-PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
-_PICKLE_MAGIC = re.compile(rb"\x80[\x02-\x05]")
-_PICKLE_ADVICE = (
-    "is a pickle checkpoint; loading one can run any program hidden in it, so it is refused. "
-    "Use the model's .safetensors or .gguf files, or convert it where you trust it"
-)
-# First bytes of what is often given by mistake.
-_KNOWN_MISTAKES: Mapping[bytes, str] = {
-    b"version https://git-lfs": "is a Git LFS pointer, not the file; run `git lfs pull`",
-    b"<!DOCTYPE": "is a web page, not a model; download it again",
-    b"<html": "is a web page, not a model; download it again",
-    b"lmgg": "is a GGML file, older than GGUF; convert the model again",
-    b"tjgg": "is a GGJT file, older than GGUF; convert the model again",
-    b"fmgg": "is a GGMF file, older than GGUF; convert the model again",
-    b"\x89HDF": "is an HDF5 file; only GGUF and safetensors are read",
-}
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -46,39 +28,33 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     try:
-        if path.is_dir():
-            return _open_folder(path)
-        if not path.exists():
-            raise ModelNotFound(f"{path}: there is no such file or folder")
-    except (OSError, ValueError) as error:
+        is_folder, is_there = path.is_dir(), path.exists()
+    except OSError as error:  # such as a name that is too long
         raise FormatError(f"{path}: cannot be opened ({error})") from None
-    return _open_file(path)
+    if not is_there:
+        raise ModelNotFound(f"{path}: there is no such file or folder")
+    return _open_folder(path) if is_folder else _open_file(path)
 
 
 def _open_file(path: Path) -> Checkpoint:
-    start = map_file(path)[:32].tobytes()
-    if start.startswith(b"GGUF"):
+    data = map_file(path)
+    start = data[:8].tobytes()
+    if start.startswith(MAGIC):
         return open_gguf(path)
-    _refuse_mistakes(path, start)
+    refuse_mistakes(path, data)
     if path.suffix == ".safetensors":
         raise FormatError(
             f"{path}: a safetensors file alone does not say what model it is; give the folder "
             "that holds it together with config.json and tokenizer.json"
         )
-    raise FormatError(f"{path}: is neither GGUF nor a model folder (it starts with {start[:8]!r})")
-
-
-def _refuse_mistakes(path: Path, start: bytes) -> None:
-    is_pickle = _PICKLE_MAGIC.match(start) or start.startswith(b"PK\x03\x04")
-    if is_pickle or path.suffix in PICKLE_SUFFIXES:
-        raise FormatError(f"{path}: {_PICKLE_ADVICE}")
-    for magic, advice in _KNOWN_MISTAKES.items():
-        if start.startswith(magic):
-            raise FormatError(f"{path}: {advice}")
+    raise FormatError(f"{path}: is neither GGUF nor a model folder (it starts with {start!r})")
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    names = sorted(entry.name for entry in folder.iterdir())
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise FormatError(f"{folder}: cannot be listed ({error})") from None
     if any(name in (SINGLE_NAME, INDEX_NAME) for name in names):
         return _open_hugging_face(folder)
     ggufs = [name for name in names if name.endswith(".gguf") and not name.startswith("mmproj")]
@@ -102,7 +78,7 @@ def _what_is_wrong(names: list[str]) -> str:
         return f"holds {', '.join(tensors[:5])} but neither {SINGLE_NAME} nor {INDEX_NAME}"
     pickles = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]
     if pickles:
-        return f"{pickles[0]} {_PICKLE_ADVICE}"
+        return f"{pickles[0]} {PICKLE_ADVICE}"
     return f"holds no model ({', '.join(names[:10])}); {wanted}"
 
 
@@ -146,9 +122,8 @@ def _chat_template(folder: Path, metadata: Mapping[str, Any]) -> str | None:
 
 
 def _open_weights(folder: Path) -> dict[str, StoredTensor]:
-    for name, read in ((SINGLE_NAME, read_safetensors), (INDEX_NAME, read_sharded)):
-        path = folder / name
-        if path.exists():
-            _refuse_mistakes(path, map_file(path)[:32].tobytes())
-            return read(path)
-    raise AssertionError("called only for folders with weights")
+    """The single file wins where both are there, as in transformers."""
+    single = folder / SINGLE_NAME
+    if single.exists() or single.is_symlink():  # a broken link: an error that names it
+        return read_safetensors(single)
+    return read_sharded(folder / INDEX_NAME)

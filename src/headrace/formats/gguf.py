@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from headrace.errors import FormatError
 from headrace.formats import gguf_types as g
 from headrace.formats.blocks import num_bytes
+from headrace.formats.fields import Fields
 from headrace.formats.gguf_writer import write_gguf
-from headrace.formats.mapped import map_file
+from headrace.formats.mapped import map_file, refuse_mistakes
 from headrace.types import Checkpoint, StoredTensor
 
 __all__ = ["GgufFile", "open_gguf", "read_gguf", "shard_paths", "write_gguf"]
@@ -31,8 +32,10 @@ __all__ = ["GgufFile", "open_gguf", "read_gguf", "shard_paths", "write_gguf"]
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MIN_ENTRY_BYTES = 8 + 1 + 4 + 1  # shortest key-value pair: one-letter key, one-byte value
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
-_SIDECARS: Mapping[str, str] = {
-    "mmproj": "a vision or audio projector that belongs beside a language model",
+_PROJECTOR = "a vision or audio projector that belongs beside a language model"
+_SIDECARS: Mapping[str, str] = {  # values of general.type, or of general.architecture
+    "mmproj": _PROJECTOR,
+    "clip": _PROJECTOR,
     "adapter": "a LoRA adapter that belongs on top of a base model",
     "imatrix": "an importance matrix for quantising, which holds no weights",
     "controlvector": "a control vector that belongs on top of a model",
@@ -66,7 +69,7 @@ def read_gguf(path: str | Path) -> GgufFile:
     cursor = _Cursor(data, path)
     version = _read_version(cursor)
     num_tensors = cursor.count("tensor count", _MIN_TENSOR_BYTES, g.MAX_TENSORS)
-    num_entries = cursor.count("key count", _MIN_ENTRY_BYTES, g.MAX_STRINGS)
+    num_entries = cursor.count("key count", _MIN_ENTRY_BYTES, g.MAX_KEYS)
     metadata, value_types = _read_metadata(cursor, num_entries)
     alignment = _alignment(cursor, metadata, value_types)
     infos = list(_read_infos(cursor, num_tensors))
@@ -178,6 +181,7 @@ def _read_version(cursor: _Cursor) -> int:
     cursor.need(4, "magic")
     magic = bytes(cursor.view[:4])
     if magic != g.MAGIC:
+        refuse_mistakes(cursor.path, cursor.data)
         raise cursor.fail(f"this is not a GGUF file: it starts with {magic!r}, not {g.MAGIC!r}")
     cursor.position = 4
     version = cursor.u32("version")
@@ -200,14 +204,15 @@ def _read_metadata(
     for _ in range(num_entries):
         key = cursor.string("a metadata key", g.MAX_KEY_BYTES)
         if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise cursor.fail(f"metadata key {key[:80]!r} is not printable ASCII without spaces")
+            raise cursor.fail(f"metadata key {_shown(key)} is not printable ASCII without spaces")
         if key in metadata:
-            raise cursor.fail(f"metadata key {key!r} is there twice")
-        kind = _value_type(cursor, f"type of {key!r}")
+            raise cursor.fail(f"metadata key {_shown(key)} is there twice")
+        kind = _value_type(cursor, f"type of {_shown(key)}")
         if kind is g.ValueType.ARRAY:
-            types[key], metadata[key] = _read_array(cursor, key)
+            types[key], metadata[key] = _read_array(cursor, f"array {_shown(key)}")
         else:
-            types[key], metadata[key] = kind, _read_scalar(cursor, kind, key)
+            types[key] = kind
+            metadata[key] = _read_scalar(cursor, kind, f"value of {_shown(key)}")
     return metadata, types
 
 
@@ -219,16 +224,13 @@ def _value_type(cursor: _Cursor, what: str) -> g.ValueType:
         raise cursor.fail(f"{what} is {value}; value types are 0 to 12") from None
 
 
-def _read_scalar(cursor: _Cursor, kind: g.ValueType, key: str) -> Any:
-    what = f"value of {key!r}"
+def _read_scalar(cursor: _Cursor, kind: g.ValueType, what: str) -> Any:
     if kind is g.ValueType.STRING:
         return cursor.string(what)
-    array = _read_numbers(cursor, kind, 1, what)
-    return array[0].item()
+    return _read_numbers(cursor, kind, 1, what)[0].item()
 
 
-def _read_array(cursor: _Cursor, key: str) -> tuple[g.ValueType, Any]:
-    what = f"array {key!r}"
+def _read_array(cursor: _Cursor, what: str) -> tuple[g.ValueType, Any]:
     kind = _value_type(cursor, f"element type of {what}")
     if kind is g.ValueType.ARRAY:
         raise cursor.fail(f"{what} holds arrays; nested arrays are not supported")
@@ -378,29 +380,29 @@ def _padded(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
+def _shown(key: str) -> str:
+    """A key for a message: escaped, and cut short, since it comes from an untrusted file."""
+    return repr(key if len(key) <= 80 else key[:80] + "...")
+
+
 # ---- shards and sidecars
 
 
 def _refuse_sidecar(file: GgufFile) -> None:
-    kind = file.metadata.get("general.type")
-    if file.metadata.get("general.architecture") in ("clip", "controlvector"):
-        kind = {"clip": "mmproj"}.get(file.metadata["general.architecture"], "controlvector")
-    if isinstance(kind, str) and kind in _SIDECARS:
-        raise FormatError(
-            f"{file.path}: this is not a model but {_SIDECARS[kind]} (general.type {kind!r}); "
-            "give the model file instead"
-        )
+    for key in ("general.type", "general.architecture"):
+        kind = file.metadata.get(key)
+        if isinstance(kind, str) and kind in _SIDECARS:
+            raise FormatError(
+                f"{file.path}: this is not a model but {_SIDECARS[kind]} ({key} is {kind!r}); "
+                "give the model file instead"
+            )
 
 
 def _split_keys(file: GgufFile) -> tuple[int, int, int]:
     """split.no, split.count and split.tensors.count."""
-    values: list[int] = []
-    for key in ("split.no", "split.count", "split.tensors.count"):
-        value = file.metadata.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise FormatError(f"{file.path}: a shard needs an integer {key}, here it is {value!r}")
-        values.append(value)
-    return values[0], values[1], values[2]
+    fields = Fields(file.metadata, str(file.path), "split.")
+    number, count = fields.integer("no", minimum=0), fields.integer("count", minimum=0)
+    return number, count, fields.integer("tensors.count", minimum=0)
 
 
 def _refuse_lone_shard(file: GgufFile) -> None:

@@ -27,8 +27,9 @@ MAX_DIMS = 4
 # files that are large and hostile. The largest known vocabulary has 0.26 M tokens and 0.5 M
 # merges; models with one tensor per expert reach 50 thousand tensors.
 MAX_STRINGS = 1 << 22
+MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 18
-MAX_METADATA_BYTES = 1 << 29
+MAX_METADATA_BYTES = 1 << 27
 
 
 class ValueType(IntEnum):
@@ -104,12 +105,53 @@ FORK_RANGES = (range(97, 100), range(133, 159), range(202, 400))
 FORK_NAMES: Mapping[int, str] = {
     133: "Q6_0",
     134: "IQ1_BN",
+    135: "IQ2_BN",
     137: "IQ2_K",
+    138: "IQ3_K",
+    139: "IQ4_K",
+    140: "IQ5_K",
+    141: "IQ6_K",
+    144: "IQ4_KS",
+    145: "IQ2_KS",
+    146: "IQ4_KSS",
+    148: "Q8_K32",
+    151: "Q8_KV",
+    152: "IQ5_KS",
+    153: "IQ2_KT",
+    154: "IQ3_KT",
+    155: "IQ4_KT",
+    156: "IQ3_KS",
+    157: "IQ2_KL",
     158: "IQ1_KT",
     202: "Q4_0_R8",
+    206: "Q5_0_R4",
     208: "Q8_0_R8",
+    210: "Q2_K_R4",
+    211: "Q3_K_R4",
     212: "Q4_K_R4",
+    213: "Q5_K_R4",
+    214: "Q6_K_R4",
+    216: "IQ2_XXS_R4",
+    217: "IQ2_XS_R4",
+    218: "IQ3_XXS_R4",
+    219: "IQ1_S_R4",
+    220: "IQ4_NL_R4",
+    221: "IQ3_S_R4",
+    222: "IQ2_S_R4",
+    223: "IQ4_XS_R8",
+    229: "IQ1_M_R4",
+    230: "BF16_R16",
+    233: "Q6_0_R4",
+    335: "IQ2_BN_R4",
+    337: "IQ2_K_R4",
+    338: "IQ3_K_R4",
+    339: "IQ4_K_R4",
+    340: "IQ5_K_R4",
+    344: "IQ4_KS_R4",
+    352: "IQ5_KS_R4",
     353: "MXFP4_R8",
+    397: "Q8_K_R16",
+    398: "Q8_KV_R8",
     399: "Q8_K_R8",
 }
 

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from headrace.errors import FormatError
 from headrace.formats.json_files import parse_json, read_json
-from headrace.formats.mapped import map_file
+from headrace.formats.mapped import map_file, refuse_mistakes
 from headrace.types import StoredTensor
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own reader
-MAX_TENSORS = 1 << 18
+MAX_NAME_CHARS = 1024
 MAX_DIMS = 8
 KIND_OF_DTYPE: Mapping[str, str] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 BITS_OF_DTYPE: Mapping[str, int] = {
@@ -118,14 +118,15 @@ def _weight_map(index_path: Path) -> dict[str, str]:
         is_plain = isinstance(shard, str) and shard.endswith(".safetensors")
         if not is_plain or "/" in shard or "\\" in shard or "\0" in shard or shard[0] == ".":
             raise FormatError(
-                f"{index_path}: the file of tensor {name!r} is {shard!r}; it must be the plain "
-                "name of a .safetensors file in the same folder"
+                f"{index_path}: the file of tensor {name[:80]!r} is {str(shard)[:80]!r}; it must "
+                "be the plain name of a .safetensors file in the same folder"
             )
     return weight_map
 
 
 def _read_header(data: NDArray[np.uint8], path: Path) -> tuple[dict[str, Any], int]:
     """The JSON header, and where the data starts."""
+    refuse_mistakes(path, data)
     if len(data) < 8:
         raise FormatError(f"{path}: has {len(data)} bytes, too few for a safetensors file")
     size = int.from_bytes(data[:8].tobytes(), "little")
@@ -137,10 +138,7 @@ def _read_header(data: NDArray[np.uint8], path: Path) -> tuple[dict[str, Any], i
     raw = data[8 : 8 + size].tobytes()
     if not raw.startswith(b"{"):
         raise FormatError(f"{path}: the header does not start with '{{'")
-    header = parse_json(raw, f"{path}: header")
-    if len(header) > MAX_TENSORS:
-        raise FormatError(f"{path}: holds {len(header)} tensors; the limit is {MAX_TENSORS}")
-    return header, 8 + size
+    return parse_json(raw, f"{path}: header"), 8 + size
 
 
 def _check_notes(notes: object, path: Path) -> None:
@@ -150,7 +148,12 @@ def _check_notes(notes: object, path: Path) -> None:
 
 def _parse_entry(name: str, entry: object, path: Path) -> tuple[str, tuple[int, ...], int, int]:
     """dtype, shape, begin, end, each of its type and none negative."""
-    if not name or not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
+    if not 1 <= len(name) <= MAX_NAME_CHARS:
+        raise FormatError(
+            f"{path}: tensor name {name[:80]!r} has {len(name)} characters; "
+            f"1 to {MAX_NAME_CHARS} may be"
+        )
+    if not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
         raise FormatError(
             f"{path}: tensor {name!r} must have exactly dtype, shape and data_offsets"
         )
