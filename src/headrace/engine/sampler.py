@@ -308,8 +308,9 @@ def _prefix(
 def _weights(x: Floats, temperature: float = 1.0) -> NDArray[np.floating]:
     """exp((x - max) / temperature), the largest being 1."""
     if x.size <= _SMALL:
-        return np.exp((x.astype(np.float64) - float(x.max())) / temperature)
-    shifted = x - x.max()
+        wide: NDArray[np.float64] = np.exp((x.astype(np.float64) - float(x.max())) / temperature)
+        return wide
+    shifted: Floats = x - x.max()
     if temperature != 1.0:
         shifted *= np.float32(1.0 / temperature)
     np.exp(shifted, out=shifted)
