@@ -33,6 +33,8 @@ from headrace.types import StoredTensor
 Array = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
+SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+SQRT_HALF = math.sqrt(0.5)
 ERF = np.vectorize(math.erf, otypes=[np.float32])
 
 
@@ -218,11 +220,12 @@ def activate(x: Array, activation: Activation) -> Array:
         if activation == "silu":
             y = x / (np.exp(-x) + one)
         elif activation == "gelu_tanh":
-            inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+            inner: Array = (x + x * x * x * np.float32(0.044715)) * np.float32(SQRT_2_OVER_PI)
             y = x * half * (np.tanh(inner) + one)
         else:
             assert activation == "gelu", activation
-            y = x * half * (ERF(x / np.float32(np.sqrt(2))) + one)
+            tail: Array = ERF(x * np.float32(SQRT_HALF)) + one
+            y = x * half * tail
     return y
 
 

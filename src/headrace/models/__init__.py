@@ -11,8 +11,8 @@ from typing import Any
 
 from headrace.backends.ops import Ops
 from headrace.errors import FormatError, UnsupportedModel
-from headrace.models import llama
-from headrace.models.decoder import Decoder
+from headrace.models import gemma, llama, phi, qwen
+from headrace.models.decoder import Decoder, load_decoder
 from headrace.models.family import ROPE_TENSORS, Family, Source
 from headrace.models.keys import Keys
 from headrace.models.spec import DecoderSpec
@@ -21,7 +21,12 @@ from headrace.types import Checkpoint
 
 Model = Decoder
 
-FAMILIES: tuple[Family, ...] = (*llama.FAMILIES,)
+FAMILIES: tuple[Family, ...] = (
+    *llama.FAMILIES,
+    *qwen.FAMILIES,
+    *phi.FAMILIES,
+    *gemma.FAMILIES,
+)
 
 __all__ = ["FAMILIES", "Decoder", "DecoderSpec", "Model", "load_model", "read_spec"]
 
@@ -39,7 +44,7 @@ def load_model(checkpoint: Checkpoint, ops: Ops, *, max_context: int | None = No
     spec = read_spec(checkpoint, max_context=max_context)
     context = max_context or spec.context_length
     weights = Weights(checkpoint, family.names, ops)
-    model = family.build(family.name, spec, weights, context)
+    model = load_decoder(family.name, spec, weights, family.block, context)
     weights.finish({f"{name}.weight" for name in ROPE_TENSORS})
     return model
 

@@ -1,7 +1,7 @@
 """What a model family consists of, and the parts of reading a checkpoint that all share.
 
-A family is: a reader per dialect (`Source` -> spec), a name table, and a build function that puts
-weights into blocks. Sizes, windows and the keys that change nothing are read here; whatever is
+A family is: a reader per dialect (`Source` -> spec), a name table, and a loader that puts weights
+into a block. Sizes, windows and the keys that change nothing are read here; whatever is
 particular to a family is read in its own file.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from headrace.backends.ops import Activation, Rope
 from headrace.errors import FormatError, InvalidRequest, UnsupportedModel
-from headrace.models.decoder import Decoder
+from headrace.models.decoder import BlockLoader
 from headrace.models.keys import Keys
 from headrace.models.rope import MAX_CONTEXT, Frequencies, RopeInputs, gguf_rope
 from headrace.models.spec import DecoderSpec, LayerSpec
-from headrace.models.weights import Names, Weights, decode_vector
+from headrace.models.weights import Names, decode_vector
 from headrace.types import Checkpoint
 
 # Bounds of every size: an order of magnitude past the largest published models, and small enough
@@ -75,7 +75,7 @@ class Family:
     dialect: str
     names: Mapping[str, Names]
     read: Callable[[Source], DecoderSpec]
-    build: Callable[[str, DecoderSpec, Weights, int], Decoder]
+    block: BlockLoader
 
 
 # ---- GGUF
@@ -135,13 +135,16 @@ def gguf_rope_of(source: Source, inputs: RopeInputs) -> Rope:
 # ---- Hugging Face
 
 
-def hf_spec(source: Source, activation: Activation, tied_default: bool = False) -> DecoderSpec:
-    """Sizes from config.json; layers still empty."""
+def hf_spec(
+    source: Source, activation: Activation, default_head_dim: int | None = None
+) -> DecoderSpec:
+    """Sizes from config.json; layers still empty. `default_head_dim` None: hidden / heads."""
     keys = source.keys
     _check_head(keys)
     hidden = keys.integer("hidden_size", 1, MAX_WIDTH)
     heads = keys.integer("num_attention_heads", 1, MAX_HEADS)
-    head_dim = keys.integer("head_dim", 1, MAX_HEAD_DIM, max(1, hidden // heads))
+    whole = default_head_dim or max(1, hidden // heads)
+    head_dim = keys.integer("head_dim", 1, MAX_HEAD_DIM, whole)
     spec = DecoderSpec(
         num_layers=keys.integer("num_hidden_layers", 1, MAX_LAYERS),
         hidden_size=hidden,
@@ -155,7 +158,7 @@ def hf_spec(source: Source, activation: Activation, tied_default: bool = False) 
         attention_scale=head_dim**-0.5,
         activation=activation,
         layers=(),
-        is_tied=_hf_tied(source, tied_default),
+        is_tied=_hf_tied(source),
     )
     return _checked(spec, source)
 
@@ -178,9 +181,10 @@ def _check_head(keys: Keys) -> None:
         keys.expect(off, False, {}, None)
 
 
-def _hf_tied(source: Source, default: bool) -> bool:
+def _hf_tied(source: Source) -> bool:
+    """What config.json says; where it is silent, whether the head is missing."""
     has_head = "lm_head.weight" in source.checkpoint.tensors
-    if source.keys.flag("tie_word_embeddings", default or not has_head):
+    if source.keys.flag("tie_word_embeddings", not has_head):
         return True
     if not has_head:
         raise FormatError(
@@ -191,6 +195,13 @@ def _hf_tied(source: Source, default: bool) -> bool:
 
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def hf_window(keys: Keys, default: int) -> int:
+    """`sliding_window`: 0 when null, `default` when not there at all."""
+    if keys.says_null("sliding_window"):
+        default = 0
+    return keys.integer("sliding_window", 0, MAX_CONTEXT, default)
 
 
 def hf_windows(keys: Keys, window: int, default: list[bool]) -> tuple[int, ...]:

@@ -1,26 +1,17 @@
 """Llama 1 to 3, Mistral, SmolLM2, SmolLM3: the plain pre-norm decoder with grouped queries.
 
-A block is x += attention(norm(x)); x += mlp(norm(x)). GGUF files of "llama" and "smollm3" hold Q
-and K with rows permuted so that rotary pairs are neighbours, hence `interleaved` there and not in
-config.json's dialect. SmolLM3 leaves every fourth layer without positions.
+GGUF files of "llama" and "smollm3" hold Q and K with rows permuted so that rotary pairs are
+neighbours, hence `interleaved` there and not in config.json's dialect. SmolLM3 leaves every fourth
+layer without positions.
 Source: Llama (arXiv 2302.13971, 2407.21783), Mistral (2310.06825), RoPE to NoPE (2501.18795);
-transformers 5 `modeling_llama`, `modeling_mistral`, `modeling_smollm3` for key defaults.
+transformers 5 `configuration_{llama,mistral,smollm3}` for key defaults.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from headrace.backends.ops import Batch, Ops, Rope, Tensor, Weight
-from headrace.models.decoder import (
-    Decoder,
-    GatedMLP,
-    attention_spec,
-    heads,
-    load_head,
-    load_mlp,
-    rotate,
-)
+from headrace.models.decoder import Block
 from headrace.models.family import (
     GGUF_HARMLESS,
     HF_HARMLESS,
@@ -30,66 +21,20 @@ from headrace.models.family import (
     gguf_rope_of,
     gguf_spec,
     hf_spec,
+    hf_window,
     hf_windows,
     uniform,
 )
-from headrace.models.rope import MAX_CONTEXT, hf_rope, hf_rope_table
-from headrace.models.spec import DecoderSpec, LayerSpec
+from headrace.models.layers import load_attention, load_mlp, pre_norm
+from headrace.models.rope import MAX_CONTEXT, hf_whole_rope
+from headrace.models.spec import DecoderSpec
 from headrace.models.weights import COMMON, Weights
 
 
-@dataclass(frozen=True)
-class LlamaBlock:
-    """One layer. **Shapes** x [T, hidden_size]."""
-
-    spec: DecoderSpec
-    layer: int
-    attn_norm: Weight
-    q: Weight
-    k: Weight
-    v: Weight
-    o: Weight
-    ffn_norm: Weight
-    mlp: GatedMLP
-
-    def __call__(self, ops: Ops, batch: Batch, x: Tensor) -> Tensor:
-        eps = self.spec.rms_norm_eps
-        x = ops.add(x, self.attention(ops, batch, ops.rms_norm(x, self.attn_norm, eps)))
-        return ops.add(x, self.mlp(ops, ops.rms_norm(x, self.ffn_norm, eps), self.spec))
-
-    def attention(self, ops: Ops, batch: Batch, x: Tensor) -> Tensor:
-        """Grouped-query attention with rotary positions."""
-        q = heads(ops, ops.linear(x, self.q), self.spec)
-        k = heads(ops, ops.linear(x, self.k), self.spec)
-        v = heads(ops, ops.linear(x, self.v), self.spec)
-        q, k = rotate(ops, batch, q, k, self.spec, self.layer)
-        mixed = ops.paged_attention(q, k, v, batch, attention_spec(self.spec, self.layer))
-        return ops.linear(mixed, self.o)
-
-
-def build(architecture: str, spec: DecoderSpec, weights: Weights, max_context: int) -> Decoder:
-    """Weights into blocks."""
-    embedding, head = load_head(weights, spec)
-    blocks = tuple(_block(spec, weights, layer) for layer in range(spec.num_layers))
-    norm = weights.vector("norm", spec.hidden_size)
-    return Decoder(
-        architecture, spec, embedding, blocks, norm, head, weights.num_bytes, max_context
-    )
-
-
-def _block(spec: DecoderSpec, weights: Weights, layer: int) -> LlamaBlock:
-    hidden = spec.hidden_size
-    return LlamaBlock(
-        spec,
-        layer,
-        attn_norm=weights.vector("attn_norm", hidden, layer),
-        q=weights.matrix("q", (spec.q_size, hidden), layer),
-        k=weights.matrix("k", (spec.kv_size, hidden), layer),
-        v=weights.matrix("v", (spec.kv_size, hidden), layer),
-        o=weights.matrix("o", (hidden, spec.q_size), layer),
-        ffn_norm=weights.vector("ffn_norm", hidden, layer),
-        mlp=load_mlp(weights, spec, layer),
-    )
+def block(weights: Weights, spec: DecoderSpec, layer: int) -> Block:
+    """Pre-norm, plain attention, gated MLP."""
+    attention = load_attention(weights, spec, layer)
+    return pre_norm(weights, spec, layer, attention, load_mlp(weights, spec, layer))
 
 
 # ---- readers
@@ -108,7 +53,7 @@ def read_hf_llama(source: Source) -> DecoderSpec:
     """`llama`: no biases."""
     spec = _hf_plain(source)
     source.keys.expect("rope_interleaved", False)
-    rope = _hf_rope(source, spec, 10000.0)
+    rope = hf_whole_rope(source.keys, 10000.0, source.rope_inputs(spec))
     source.keys.finish(HF_HARMLESS)
     return uniform(spec, rope, 0)
 
@@ -116,11 +61,10 @@ def read_hf_llama(source: Source) -> DecoderSpec:
 def read_hf_mistral(source: Source) -> DecoderSpec:
     """`mistral`: a window on every layer; 4096 when config.json does not speak of it."""
     spec = _hf_plain(source)
-    window = _hf_window(source, 4096)
-    windows = hf_windows(source.keys, window, [window > 0] * spec.num_layers)
-    rope = _hf_rope(source, spec, 10000.0)
+    window = hf_window(source.keys, 4096)
+    rope = hf_whole_rope(source.keys, 10000.0, source.rope_inputs(spec))
     source.keys.finish(HF_HARMLESS)
-    return uniform(spec, rope, windows)
+    return uniform(spec, rope, window)
 
 
 def _hf_plain(source: Source) -> DecoderSpec:
@@ -131,55 +75,41 @@ def _hf_plain(source: Source) -> DecoderSpec:
     return spec
 
 
-def _hf_rope(source: Source, spec: DecoderSpec, theta: float) -> Rope:
-    table, theta = hf_rope_table(source.keys, theta)
-    return hf_rope(table, theta, source.rope_inputs(spec))
-
-
-def _hf_window(source: Source, default: int) -> int:
-    if source.keys.says_null("sliding_window"):
-        default = 0
-    return source.keys.integer("sliding_window", 0, MAX_CONTEXT, default)
-
-
-# ---- SmolLM3: every fourth layer without rope
+# ---- SmolLM3: some layers without rope
 
 
 def read_gguf_smollm3(source: Source) -> DecoderSpec:
-    """`smollm3`: the interval is not in the file; it is 4."""
+    """`smollm3`: every fourth layer; the interval is not in the file."""
     spec = read_gguf(source)
-    return _without_rope(spec, [(layer + 1) % 4 == 0 for layer in range(spec.num_layers)])
+    return _keep_rope(spec, [(layer + 1) % 4 != 0 for layer in range(spec.num_layers)])
 
 
 def read_hf_smollm3(source: Source) -> DecoderSpec:
-    """`smollm3`: `no_rope_layers` has 0 where a layer has no rope."""
+    """`smollm3`: `no_rope_layers` has 0 where a layer has no rope; such layers may be windowed."""
     spec = _hf_plain(source)
     keys = source.keys
     interval = keys.integer("no_rope_layer_interval", 1, MAX_LAYERS, 4)
-    has_rope = keys.choices("no_rope_layers", spec.num_layers, (0, 1))
-    if has_rope is None:
-        has_rope = tuple((layer + 1) % interval for layer in range(spec.num_layers))
-    use_window = keys.flag("use_sliding_window", False)
-    stated = _hf_window(source, 0)
-    window = stated if use_window else 0
+    stated = keys.choices("no_rope_layers", spec.num_layers, (0, 1))
+    every = [(layer + 1) % interval != 0 for layer in range(spec.num_layers)]
+    has_rope = every if stated is None else [bool(flag) for flag in stated]
+    window = hf_window(keys, 0)
+    if not keys.flag("use_sliding_window", False):
+        window = 0
     windows = hf_windows(keys, window, [window > 0 and not flag for flag in has_rope])
-    rope = _hf_rope(source, spec, 2000000.0)
-    keys.finish(HF_HARMLESS)
-    return _without_rope(uniform(spec, rope, windows), [not flag for flag in has_rope])
+    rope = hf_whole_rope(keys, 2000000.0, source.rope_inputs(spec))
+    keys.finish(HF_HARMLESS | {"max_window_layers"})  # written, but SmolLM3 has no use for it
+    return _keep_rope(uniform(spec, rope, windows), has_rope)
 
 
-def _without_rope(spec: DecoderSpec, without: list[bool]) -> DecoderSpec:
-    layers = tuple(
-        LayerSpec(None if bare else layer.rope, layer.window)
-        for layer, bare in zip(spec.layers, without, strict=True)
-    )
-    return replace(spec, layers=layers)
+def _keep_rope(spec: DecoderSpec, has_rope: list[bool]) -> DecoderSpec:
+    pairs = zip(spec.layers, has_rope, strict=True)
+    return replace(spec, layers=tuple(x if has else replace(x, rope=None) for x, has in pairs))
 
 
 FAMILIES = (
-    Family("llama", "gguf", COMMON, read_gguf, build),
-    Family("llama", "hf", COMMON, read_hf_llama, build),
-    Family("mistral", "hf", COMMON, read_hf_mistral, build),
-    Family("smollm3", "gguf", COMMON, read_gguf_smollm3, build),
-    Family("smollm3", "hf", COMMON, read_hf_smollm3, build),
+    Family("llama", "gguf", COMMON, read_gguf, block),
+    Family("llama", "hf", COMMON, read_hf_llama, block),
+    Family("mistral", "hf", COMMON, read_hf_mistral, block),
+    Family("smollm3", "gguf", COMMON, read_gguf_smollm3, block),
+    Family("smollm3", "hf", COMMON, read_hf_smollm3, block),
 )

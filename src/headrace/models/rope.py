@@ -109,6 +109,14 @@ def hf_rope_table(keys: Keys, default_theta: float) -> tuple[Keys, float]:
     return params or scaling or Keys({}, "", keys.name("rope")), theta
 
 
+def hf_whole_rope(keys: Keys, default_theta: float, inputs: RopeInputs) -> Rope:
+    """The rope of a config.json whose layers are all alike and whose heads turn completely."""
+    table, theta = hf_rope_table(keys, default_theta)
+    table.expect("partial_rotary_factor", 1.0)
+    keys.expect("partial_rotary_factor", 1.0)
+    return hf_rope(table, theta, inputs)
+
+
 def hf_rope(params: Keys, theta: float, inputs: RopeInputs) -> Rope:
     """Read a `rope_scaling` or `rope_parameters` table (its `rope_theta` already read)."""
     kind = params.raw("rope_type")
@@ -173,7 +181,8 @@ def _hf_yarn(params: Keys, theta: float, inputs: RopeInputs) -> Rope:
 def _hf_longrope(params: Keys, theta: float, inputs: RopeInputs) -> Rope:
     half = inputs.rotary_dim // 2
     short, long = params.numbers("short_factor", half), params.numbers("long_factor", half)
-    original = _original(params, inputs.original_context)
+    original = inputs.original_context or _original(params)
+    params.expect("original_max_position_embeddings", original)
     factor = params.number("factor", 1e-3, MAX_FACTOR, max(inputs.trained_context / original, 1e-3))
     temperature = params.number(
         "attention_factor", 1e-3, 1e3, longrope_attention_factor(factor, original)

@@ -24,8 +24,9 @@ class LayerSpec:
 class DecoderSpec:
     """A decoder-only transformer.
 
-    `context_length` is what the file says it was made for. `attention_scale` multiplies q.k.
-    `layers` has `num_layers` entries.
+    `context_length` is what the file says it was made for. `attention_scale` multiplies q.k,
+    `embedding_scale` the embedded tokens. A softcap of 0 is none. `layers` has `num_layers`
+    entries. `is_tied`: the embedding is the head too.
     """
 
     num_layers: int
@@ -41,6 +42,9 @@ class DecoderSpec:
     activation: Activation
     layers: tuple[LayerSpec, ...]
     is_tied: bool
+    embedding_scale: float = 1.0
+    attention_softcap: float = 0.0
+    final_softcap: float = 0.0
 
     @property
     def q_size(self) -> int:

@@ -23,10 +23,14 @@ from headrace.types import Checkpoint, StoredTensor
 
 @dataclass(frozen=True)
 class Names:
-    """What the two dialects call one weight; `{i}` stands for the layer."""
+    """What the two dialects call one weight; `{i}` stands for the layer.
+
+    `hf_offset` is added to a vector of the Hugging Face dialect (Gemma stores weight - 1 there).
+    """
 
     gguf: str
     hf: str
+    hf_offset: float = 0.0
 
 
 COMMON: Mapping[str, Names] = {
@@ -98,24 +102,22 @@ class Weights:
         """A weight (out, in)."""
         return self._ops.weight(self.stored(key, shape, layer))
 
-    def rows(
-        self, key: str, shape: tuple[int, int], layer: int, sizes: tuple[int, ...]
-    ) -> list[Weight]:
+    def rows(self, key: str, in_size: int, layer: int, sizes: tuple[int, ...]) -> list[Weight]:
         """A stored matrix cut into weights of `sizes` rows each; rows are whole blocks."""
-        assert sum(sizes) == shape[0], "the cuts must cover the matrix"
-        tensor = self.stored(key, shape, layer)
-        by_row = tensor.data.reshape(shape[0], -1)
+        tensor = self.stored(key, (sum(sizes), in_size), layer)
+        by_row = tensor.data.reshape(sum(sizes), -1)
         parts, start = [], 0
         for size in sizes:
-            data = by_row[start : start + size].reshape(-1)
             name = f"{tensor.name}[{start}:{start + size}]"
-            parts.append(self._ops.weight(StoredTensor(name, tensor.kind, (size, shape[1]), data)))
+            data = by_row[start : start + size].reshape(-1)
+            parts.append(StoredTensor(name, tensor.kind, (size, in_size), data))
             start += size
-        return parts
+        return [self._ops.weight(part) for part in parts]
 
-    def vector(self, key: str, size: int, layer: int = 0, offset: float = 0.0) -> Weight:
-        """A weight [size], plus a constant (a copy, when it is not zero)."""
+    def vector(self, key: str, size: int, layer: int = 0) -> Weight:
+        """A weight [size], with its dialect's offset (then a copy)."""
         tensor = self.stored(key, (size,), layer)
+        offset = self._names[key].hf_offset if self.dialect == "hf" else 0.0
         if offset:
             values = blocks.decode(tensor.kind, tensor.data, tensor.shape) + np.float32(offset)
             tensor = StoredTensor(tensor.name, "F32", tensor.shape, values.view(np.uint8))
