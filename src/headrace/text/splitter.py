@@ -1,0 +1,80 @@
+"""Find the tokens that match as whole texts, before any merging: control and user-defined ones.
+
+Leftmost match first, the longest at each place (llama.cpp takes the longest of the whole text
+first; the two differ only where such tokens overlap). The texts become one regular expression
+shaped like a trie, so that thousands of them cost no more per character than a few.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+
+class Splitter:
+    """Cuts text at the given token texts. `eats_space`: white space right after one belongs to
+    it (Phi-3 marks its tokens so)."""
+
+    def __init__(self, tokens: Mapping[str, int], eats_space: frozenset[int] = frozenset()) -> None:
+        self._tokens = tokens
+        self._eats_space = eats_space
+        self._pattern = re.compile(trie_pattern(tokens)) if tokens else None
+
+    def split(self, text: str) -> Iterator[str | int]:
+        """Ids of the tokens found and the non-empty texts between them, in order."""
+        if self._pattern is None:
+            if text:
+                yield text
+            return
+        start = 0
+        while match := self._pattern.search(text, start):
+            if match.start() > start:
+                yield text[start : match.start()]
+            token_id = self._tokens[match[0]]
+            yield token_id
+            start = match.end()
+            if token_id in self._eats_space:
+                start = _skip_space(text, start)
+        if start < len(text):
+            yield text[start:]
+
+
+def _skip_space(text: str, start: int) -> int:
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
+
+
+def trie_pattern(texts: Iterable[str]) -> str:
+    """A regular expression that matches the longest of `texts` at a place.
+
+    **Source** The usual trie-to-regex construction: common starts are shared, endings optional.
+    """
+    root: dict[str, Any] = {}
+    for text in texts:
+        node = root
+        for char in text:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return _render(root)
+
+
+def _render(root: dict[str, Any]) -> str:
+    """Pattern of a trie, built without recursion: a piece may be thousands of characters long."""
+    done: dict[int, str] = {}
+    stack = [(root, False)]
+    while stack:
+        node, is_ready = stack.pop()
+        if not is_ready:
+            stack.append((node, True))
+            stack.extend((child, False) for char, child in node.items() if char)
+            continue
+        branches = [re.escape(char) + done[id(child)] for char, child in node.items() if char]
+        if not branches:
+            done[id(node)] = ""
+        elif len(branches) == 1 and "" not in node:
+            done[id(node)] = branches[0]
+        else:
+            done[id(node)] = f"(?:{'|'.join(branches)})" + ("?" if "" in node else "")
+    return done[id(root)]
