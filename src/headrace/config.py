@@ -46,6 +46,8 @@ class ServerConfig:
     max_body_bytes: int = 8 << 20
     max_prompts: int = 64  # prompts in one completions request
     max_buffered_events: int = 4096  # per stream; a reader slower than this is cut off
+    max_connections: int = 1024
+    body_timeout_s: float = 60.0  # a body must have arrived by then
     request_timeout_s: float = 3600.0
     keep_alive_s: float = 15.0  # silence on a stream after which a comment line is sent
     probe_timeout_s: float = 30.0  # a health probe that has no token by then has failed

@@ -51,6 +51,8 @@ def unix_time_s() -> int:
 class Metrics:
     """The metrics of one server. Every method may be called from any thread."""
 
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._engines = _EngineCollector()

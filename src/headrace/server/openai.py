@@ -20,6 +20,7 @@ from headrace.types import Completion, Message, SamplingParams, TextDelta, Token
 
 Json = dict[str, Any]
 Prompt = str | tuple[int, ...]
+Kind = Literal["chat", "completion"]
 
 _SAMPLING: Mapping[str, read.Reader] = {
     "temperature": read.number,
@@ -305,7 +306,7 @@ class Envelope:
     id: str
     model: str
     created: int
-    kind: Literal["chat", "completion"]
+    kind: Kind
 
     def wrap(self, choices: list[Json], *, is_chunk: bool) -> Json:
         """The outer object around `choices`."""
