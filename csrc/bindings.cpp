@@ -1,0 +1,270 @@
+// Python sees five classes: Pool, Weight, KvPool, Program, and test entries for single kernels.
+//
+// The only checker: shapes, ranges, page ids and token ids are verified here, each error names the bad
+// argument; below this file nothing is checked. The GIL is released while kernels run.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels.h"
+#include "pack.h"
+#include "pool.h"
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace headrace;
+
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
+using Floats2 = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
+
+void require(bool ok, const std::string& message) {
+    if (!ok) throw std::invalid_argument(message);
+}
+
+const Kernels& kernels_named(const std::string& name) {
+    const Kernels* k = select_kernels(name.c_str());
+    require(k != nullptr, "isa '" + name + "' is not available on this CPU");
+    return *k;
+}
+
+// ---------------------------------------------------------------- weights
+
+std::unique_ptr<Weight> make_weight(int kind, const std::vector<Bytes>& parts,
+                                    const std::vector<int>& rows, int k, Pool& pool) {
+    int elements = 0, bytes = 0;
+    require(kind_geometry(static_cast<Kind>(kind), &elements, &bytes),
+            "weight: unknown block kind " + std::to_string(kind));
+    require(k > 0 && k % elements == 0,
+            "weight: row length " + std::to_string(k) + " is no multiple of the block");
+    require(!parts.empty() && parts.size() == rows.size(), "weight: parts and rows differ in length");
+    size_t row_bytes = static_cast<size_t>(k / elements) * static_cast<size_t>(bytes);
+    std::vector<PackPart> list;
+    for (size_t i = 0; i < parts.size(); i++) {
+        require(rows[i] > 0 && parts[i].size() == row_bytes * static_cast<size_t>(rows[i]),
+                "weight: part " + std::to_string(i) + " has " + std::to_string(parts[i].size()) +
+                    " bytes, " + std::to_string(rows[i]) + " rows need " +
+                    std::to_string(row_bytes * static_cast<size_t>(rows[i])));
+        list.push_back({parts[i].data(), rows[i]});
+    }
+    nb::gil_scoped_release release;
+    return pack(static_cast<Kind>(kind), list.data(), static_cast<int>(list.size()), k, pool);
+}
+
+Floats weight_row(const Weight& w, int row) {
+    require(row >= 0 && row < w.n, "row out of range");
+    float* out = new float[static_cast<size_t>(w.k)];
+    unpack_row(w, row, out);
+    nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    return Floats(out, {static_cast<size_t>(w.k)}, owner);
+}
+
+// ---------------------------------------------------------------- program
+
+RowOp row_op_named(const std::string& name) {
+    static constexpr struct { const char* name; RowOp op; } NAMES[] = {
+        {"embedding", RowOp::EMBEDDING}, {"rms_norm", RowOp::RMS_NORM}, {"rope", RowOp::ROPE},
+        {"glu_silu", RowOp::GLU_SILU}, {"glu_gelu_tanh", RowOp::GLU_GELU_TANH}, {"add", RowOp::ADD},
+        {"scale", RowOp::SCALE}, {"softcap", RowOp::SOFTCAP}, {"take_rows", RowOp::TAKE_ROWS},
+        {"quantize", RowOp::QUANTIZE}, {"kv_write", RowOp::KV_WRITE},
+    };
+    for (const auto& n : NAMES)
+        if (name == n.name) return n.op;
+    throw std::invalid_argument("unknown row op '" + name + "'");
+}
+
+// A program with what it borrows kept alive, and the bounds its inputs are checked against.
+struct BoundProgram {
+    BoundProgram(Pool& pool, const std::string& isa, KvPool& kv, int max_tokens, int max_seqs,
+                 int max_rows, int vocab)
+        : program(pool, kernels_named(isa), &kv, max_tokens, max_seqs, max_rows), vocab(vocab) {}
+    Program program;
+    int vocab;
+};
+
+void check_sequences(const BoundProgram& b, const StepInput& in) {
+    int pages = b.program.kv()->num_pages;
+    for (int s = 0; s < in.seqs; s++) {
+        int count = in.cu_seqlens[s + 1] - in.cu_seqlens[s], context = in.context_lens[s];
+        require(count > 0, "cu_seqlens: sequence " + std::to_string(s) + " has no tokens");
+        require(context >= count, "context_lens: shorter than the tokens of the step");
+        require((context - 1) / PAGE < in.max_pages, "page_table: too few pages for the context");
+        for (int p = 0; p <= (context - 1) / PAGE; p++) {
+            int page = in.page_table[static_cast<size_t>(s) * in.max_pages + p];
+            require(page >= 0 && page < pages, "page_table: page id out of range");
+        }
+        for (int t = 0; t < count; t++)
+            require(in.positions[in.cu_seqlens[s] + t] == context - count + t,
+                    "positions: must be consecutive and end at the context length");
+    }
+}
+
+void check_input(const BoundProgram& b, const StepInput& in) {
+    require(in.tokens > 0 && in.tokens <= b.program.max_tokens(), "token_ids: count out of range");
+    require(in.seqs > 0 && in.seqs <= b.program.max_seqs(), "cu_seqlens: count out of range");
+    require(in.num_rows >= 0 && in.num_rows <= b.program.max_rows(), "rows: count out of range");
+    require(in.cu_seqlens[0] == 0 && in.cu_seqlens[in.seqs] == in.tokens,
+            "cu_seqlens: must run from 0 to the number of tokens");
+    for (int t = 0; t < in.tokens; t++)
+        require(in.token_ids[t] >= 0 && in.token_ids[t] < b.vocab, "token_ids: id out of range");
+    for (int r = 0; r < in.num_rows; r++)
+        require(in.rows[r] >= 0 && in.rows[r] < in.tokens, "rows: index out of range");
+    check_sequences(b, in);
+}
+
+Floats2 run_program(BoundProgram& b, Ints token_ids, Ints positions, Ints cu_seqlens,
+                    Ints context_lens, Ints2 page_table, Ints rows) {
+    StepInput in{token_ids.data(), positions.data(), cu_seqlens.data(), context_lens.data(),
+                 page_table.data(), rows.data(), static_cast<int>(token_ids.size()),
+                 static_cast<int>(context_lens.size()), static_cast<int>(rows.size()),
+                 static_cast<int>(page_table.shape(1))};
+    require(positions.size() == token_ids.size(), "positions: one per token");
+    require(cu_seqlens.size() == context_lens.size() + 1, "cu_seqlens: one more than sequences");
+    require(page_table.shape(0) == context_lens.size(), "page_table: one row per sequence");
+    check_input(b, in);
+    const float* logits;
+    {
+        nb::gil_scoped_release release;
+        logits = b.program.run(in);
+    }
+    size_t shape[2] = {static_cast<size_t>(in.num_rows),
+                       static_cast<size_t>(b.program.output_width())};
+    return Floats2(const_cast<float*>(logits), 2, shape, nb::find(&b));
+}
+
+// Scope-free helper: a linear without a program, for tests and benchmarks.
+Floats2 run_linear(const std::string& isa, const Weight& w, const Weight* bias,
+                   nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> x) {
+    const Kernels& kernels = kernels_named(isa);
+    require(static_cast<int>(x.shape(1)) == w.k, "x: row length differs from the weight's");
+    int tokens = static_cast<int>(x.shape(0));
+    std::vector<int32_t> xq;
+    LinearArgs a{};
+    a.weight = w.data;
+    a.format = w.format;
+    a.layout = w.layout;
+    a.n = w.n;
+    a.k = w.k;
+    a.end = w.panels;
+    a.bias = bias ? reinterpret_cast<const float*>(bias->data) : nullptr;
+    a.x = x.data();
+    a.ldx = w.k;
+    a.tokens = tokens;
+    a.has_halves = w.format.is_split;
+    if (!w.format.is_float()) {
+        size_t words = static_cast<size_t>(w.layout.groups) * tile_words(a.has_halves);
+        xq.resize(words * x.shape(0));
+        for (int t = 0; t < tokens; t += MAX_TILE) {
+            int count = tokens - t < MAX_TILE ? tokens - t : MAX_TILE;
+            kernels.quantize(x.data() + static_cast<size_t>(t) * w.k, w.k, count, w.k, a.has_halves,
+                             xq.data() + words * static_cast<size_t>(t));
+        }
+        a.xq = xq.data();
+    }
+    float* out = new float[x.shape(0) * static_cast<size_t>(w.n)];
+    a.y = out;
+    a.ldy = w.n;
+    kernels.linear(a);
+    nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    return Floats2(out, {x.shape(0), static_cast<size_t>(w.n)}, owner);
+}
+
+Floats run_exp(const std::string& isa,
+               nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> x) {
+    float* out = new float[x.size()];
+    kernels_named(isa).exp(x.data(), static_cast<int>(x.size()), out);
+    nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    return Floats(out, {x.size()}, owner);
+}
+
+std::vector<std::string> available_isas() {
+    std::vector<std::string> out;
+    for (const char* name : {"avx512", "avx2", "neon", "scalar"})
+        if (select_kernels(name)) out.emplace_back(name);
+    return out;
+}
+
+void row_op(BoundProgram& b, const std::string& op, int a, int other, int out, const Weight* weight,
+            int width, int count, float value, int index) {
+    RowStep s{};
+    s.op = row_op_named(op);
+    s.a = a;
+    s.b = other;
+    s.out = out;
+    s.weight = weight;
+    s.width = width;
+    s.count = count;
+    s.value = value;
+    s.table = s.op == RowOp::ROPE ? index : -1;
+    s.layer = s.op == RowOp::KV_WRITE ? index : -1;
+    b.program.row_op(s);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.def("available_isas", &available_isas);
+    m.def("run_linear", &run_linear, nb::arg("isa"), nb::arg("weight"), nb::arg("bias").none(),
+          nb::arg("x"));
+    m.def("run_exp", &run_exp);
+    m.attr("PAGE_SIZE") = PAGE;
+
+    nb::class_<Pool>(m, "Pool")
+        .def(nb::init<int>(), nb::arg("num_threads"))
+        .def_prop_ro("num_threads", &Pool::num_threads);
+
+    nb::class_<Weight>(m, "Weight")
+        .def_prop_ro("shape", [](const Weight& w) { return nb::make_tuple(w.n, w.k); })
+        .def_prop_ro("num_bytes", [](const Weight& w) { return w.bytes(); })
+        .def_prop_ro("is_float", [](const Weight& w) { return w.format.is_float(); })
+        .def_prop_ro("is_split", [](const Weight& w) { return w.format.is_split; })
+        .def("row", &weight_row);
+    m.def("make_weight", &make_weight, nb::arg("kind"), nb::arg("parts"), nb::arg("rows"),
+          nb::arg("k"), nb::arg("pool"));
+
+    nb::class_<KvPool>(m, "KvPool")
+        .def(nb::init<int, int, int, int, bool>(), nb::arg("num_layers"), nb::arg("num_kv_heads"),
+             nb::arg("head_dim"), nb::arg("num_pages"), nb::arg("is_f16"))
+        .def_prop_ro("num_bytes", [](const KvPool& k) { return k.num_bytes; });
+
+    nb::class_<BoundProgram>(m, "Program")
+        .def(nb::init<Pool&, const std::string&, KvPool&, int, int, int, int>(), nb::arg("pool"),
+             nb::arg("isa"), nb::arg("kv"), nb::arg("max_tokens"), nb::arg("max_seqs"),
+             nb::arg("max_rows"), nb::arg("vocab"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
+        .def("add_buffer", [](BoundProgram& b, int w, bool r) { return b.program.add_buffer(w, r); })
+        .def("add_quantized_buffer",
+             [](BoundProgram& b, int k, bool r, bool h) {
+                 return b.program.add_quantized_buffer(k, r, h);
+             })
+        .def("add_rope",
+             [](BoundProgram& b, std::vector<double> f, bool i, float s) {
+                 return b.program.add_rope(std::move(f), i, s);
+             })
+        .def("begin_rows", [](BoundProgram& b, bool r) { b.program.begin_rows(r); })
+        .def("row_op", &row_op, nb::arg("op"), nb::arg("a"), nb::arg("b"), nb::arg("out"),
+             nb::arg("weight").none(), nb::arg("width"), nb::arg("count"), nb::arg("value"),
+             nb::arg("index"), nb::keep_alive<1, 6>())
+        .def("begin_linears", [](BoundProgram& b, bool r) { b.program.begin_linears(r); })
+        .def("linear",
+             [](BoundProgram& b, int in, int out, const Weight& w, const Weight* bias) {
+                 b.program.linear({in, out, !w.format.is_float(), &w, bias});
+             },
+             nb::arg("input"), nb::arg("out"), nb::arg("weight"), nb::arg("bias").none(),
+             nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+        .def("attend",
+             [](BoundProgram& b, int q, int out, int layer, int heads, float scale, int window,
+                float cap) { b.program.attend({q, out, layer, heads, scale, window, cap}); })
+        .def("finish", [](BoundProgram& b, int o, int w) { b.program.finish(o, w); })
+        .def("run", &run_program, nb::arg("token_ids"), nb::arg("positions"),
+             nb::arg("cu_seqlens"), nb::arg("context_lens"), nb::arg("page_table"),
+             nb::arg("rows"));
+}

@@ -1,0 +1,409 @@
+// y[t][n] = sum_k x[t][k] * w[n][k] (+ bias), float and quantised weights.
+//
+// Quantised: per group of 32, an exact integer dot of int8 activations and weights, then
+//   acc = fma(float(dot) * scale_w, scale_x, acc);  acc = fma(min_w, scale_x * sum(x), acc)
+// in group order. Float: acc = fma(w, x, acc) in k order. Each lane is one output row, so tile sizes,
+// threads and ISAs cannot change a bit. Bound: weight bytes at one token, integer throughput from
+// about five. Layouts: quant.h.
+namespace headrace {
+namespace HR_ISA {
+
+// ---------------------------------------------------------------- integer dots of one group
+
+// acc[t] += dot over k4 in [K0, K1) of weight rows `w` (64-byte rows) and activation words `x`.
+#if defined(HR_AVX512)
+
+template <int TT, int K0, int K1>
+HR_INLINE void dot_u4(const uint8_t* w, const int32_t* x, ni* acc) {
+    const __m512i low = _mm512_set1_epi8(15);
+    HR_UNROLL for (int i = K0 / 2; i < K1 / 2; i++) {
+        __m512i r = _mm512_loadu_si512(w + 64 * i);
+        __m512i a = _mm512_and_si512(r, low);
+        __m512i b = _mm512_and_si512(_mm512_srli_epi16(r, 4), low);
+        HR_UNROLL for (int t = 0; t < TT; t++) {
+            acc[t] = _mm512_dpbusd_epi32(acc[t], a, _mm512_set1_epi32(x[(2 * i) * TT + t]));
+            acc[t] = _mm512_dpbusd_epi32(acc[t], b, _mm512_set1_epi32(x[(2 * i + 1) * TT + t]));
+        }
+    }
+}
+
+template <int TT, int K0, int K1>
+HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
+    HR_UNROLL for (int i = K0; i < K1; i++) {
+        __m512i r = _mm512_loadu_si512(w + 64 * i);
+        HR_UNROLL for (int t = 0; t < TT; t++)
+            acc[t] = _mm512_dpbusd_epi32(acc[t], r, _mm512_set1_epi32(x[i * TT + t]));
+    }
+}
+constexpr bool S8_IS_BIASED = true;  // dot_s8 multiplies by q + 128
+
+#elif defined(HR_AVX2)
+
+// Eight maddubs results meet in one int16 lane: at most 8 * 2 * 15 * 127 = 30,480, no overflow.
+template <int TT, int K0, int K1>
+HR_INLINE void dot_u4(const uint8_t* w, const int32_t* x, ni* acc) {
+    const __m256i low = _mm256_set1_epi8(15);
+    __m256i s[TT];
+    HR_UNROLL for (int i = K0 / 2; i < K1 / 2; i++) {
+        __m256i r = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 64 * i));
+        __m256i a = _mm256_and_si256(r, low);
+        __m256i b = _mm256_and_si256(_mm256_srli_epi16(r, 4), low);
+        HR_UNROLL for (int t = 0; t < TT; t++) {
+            __m256i p = _mm256_maddubs_epi16(a, _mm256_set1_epi32(x[(2 * i) * TT + t]));
+            s[t] = i == K0 / 2 ? p : _mm256_add_epi16(s[t], p);
+            p = _mm256_maddubs_epi16(b, _mm256_set1_epi32(x[(2 * i + 1) * TT + t]));
+            s[t] = _mm256_add_epi16(s[t], p);
+            __asm__ volatile("" : "+x"(s[t]));  // keep the sum in a register: GCC spills it otherwise
+        }
+    }
+    const __m256i ones = _mm256_set1_epi16(1);
+    HR_UNROLL for (int t = 0; t < TT; t++)
+        acc[t] = _mm256_add_epi32(acc[t], _mm256_madd_epi16(s[t], ones));
+}
+
+// |w| <= 128 and |x| <= 127: a maddubs pair is at most 2 * 128 * 127 = 32,512, then widened at once.
+template <int TT, int K0, int K1>
+HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
+    const __m256i bias = _mm256_set1_epi8(static_cast<char>(0x80));
+    const __m256i ones = _mm256_set1_epi16(1);
+    HR_UNROLL for (int i = K0; i < K1; i++) {
+        __m256i r = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 64 * i));
+        r = _mm256_xor_si256(r, bias);
+        __m256i magnitude = _mm256_abs_epi8(r);
+        HR_UNROLL for (int t = 0; t < TT; t++) {
+            __m256i signed_x = _mm256_sign_epi8(_mm256_set1_epi32(x[i * TT + t]), r);
+            __m256i p = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, signed_x), ones);
+            acc[t] = _mm256_add_epi32(acc[t], p);
+        }
+    }
+}
+constexpr bool S8_IS_BIASED = false;
+
+#elif defined(HR_NEON)
+
+template <int TT, int K0, int K1>
+HR_INLINE void dot_u4(const uint8_t* w, const int32_t* x, ni* acc) {
+    HR_UNROLL for (int i = K0 / 2; i < K1 / 2; i++) {
+        uint8x16_t r = vld1q_u8(w + 64 * i);
+        int8x16_t a = vreinterpretq_s8_u8(vandq_u8(r, vdupq_n_u8(15)));
+        int8x16_t b = vreinterpretq_s8_u8(vshrq_n_u8(r, 4));
+        HR_UNROLL for (int t = 0; t < TT; t++) {
+            acc[t] = vdotq_s32(acc[t], a, vreinterpretq_s8_s32(vdupq_n_s32(x[(2 * i) * TT + t])));
+            acc[t] =
+                vdotq_s32(acc[t], b, vreinterpretq_s8_s32(vdupq_n_s32(x[(2 * i + 1) * TT + t])));
+        }
+    }
+}
+
+template <int TT, int K0, int K1>
+HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
+    HR_UNROLL for (int i = K0; i < K1; i++) {
+        int8x16_t r = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w + 64 * i), vdupq_n_u8(0x80)));
+        HR_UNROLL for (int t = 0; t < TT; t++)
+            acc[t] = vdotq_s32(acc[t], r, vreinterpretq_s8_s32(vdupq_n_s32(x[i * TT + t])));
+    }
+}
+constexpr bool S8_IS_BIASED = false;
+
+#else
+
+HR_INLINE int32_t dot4(const int8_t* w, int32_t x) {
+    int8_t b[4];
+    memcpy(b, &x, 4);
+    return w[0] * b[0] + w[1] * b[1] + w[2] * b[2] + w[3] * b[3];
+}
+
+template <int TT, int K0, int K1>
+HR_INLINE void dot_u4(const uint8_t* w, const int32_t* x, ni* acc) {
+    for (int i = K0 / 2; i < K1 / 2; i++)
+        for (int l = 0; l < 16; l++) {
+            int8_t a[4], b[4];
+            for (int j = 0; j < 4; j++) {
+                a[j] = static_cast<int8_t>(w[64 * i + 4 * l + j] & 15);
+                b[j] = static_cast<int8_t>(w[64 * i + 4 * l + j] >> 4);
+            }
+            for (int t = 0; t < TT; t++)
+                acc[t].v[l] += dot4(a, x[(2 * i) * TT + t]) + dot4(b, x[(2 * i + 1) * TT + t]);
+        }
+}
+
+template <int TT, int K0, int K1>
+HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
+    for (int i = K0; i < K1; i++)
+        for (int l = 0; l < 16; l++) {
+            int8_t a[4];
+            for (int j = 0; j < 4; j++)
+                a[j] = static_cast<int8_t>(w[64 * i + 4 * l + j] ^ 0x80);
+            for (int t = 0; t < TT; t++) acc[t].v[l] += dot4(a, x[i * TT + t]);
+        }
+}
+constexpr bool S8_IS_BIASED = false;
+
+#endif
+
+// ---------------------------------------------------------------- quantised tiles
+
+template <bool F32>
+HR_INLINE nf load_scale(const uint8_t* p, int index) {
+    return F32 ? n_load(reinterpret_cast<const float*>(p) + index)
+               : n_load_f16(reinterpret_cast<const uint16_t*>(p) + index);
+}
+
+HR_INLINE float word_float(int32_t w) {
+    float f;
+    memcpy(&f, &w, 4);
+    return f;
+}
+
+// Where the k4 range [K0, K1) of a group finds its sums: the whole group, or one half of it.
+template <int TT, int K0, int K1>
+struct Sums {
+    static constexpr bool WHOLE = K1 - K0 == 8;
+    static constexpr int HALF = K0 / 4;
+    static constexpr int SS = WHOLE ? 9 * TT : (11 + HALF) * TT;
+    static constexpr int Z = WHOLE ? 10 * TT : (13 + HALF) * TT;
+};
+
+template <Quant Q, int ZP, int TT, int K0, int K1>
+HR_INLINE void group_dot(const uint8_t* w, const int32_t* x, ni* acc) {
+    constexpr int z = Sums<TT, K0, K1>::Z;
+    HR_UNROLL for (int t = 0; t < TT; t++) {
+        if constexpr (Q == Quant::S8 && S8_IS_BIASED) {
+            acc[t] = i_set1(x[z + t]);
+        } else if constexpr (Q == Quant::U4 && ZP == 8) {
+            acc[t] = i_set1(x[z + t] >> 4);  // -8 * sum: exact, z is a multiple of 128
+        } else {
+            acc[t] = i_zero();
+        }
+    }
+    if constexpr (Q == Quant::U4) {
+        dot_u4<TT, K0, K1>(w, x, acc);
+    } else {
+        dot_s8<TT, K0, K1>(w, x, acc);
+    }
+}
+
+template <Quant Q, int ZP, bool F32, bool MIN, int TT, int K0, int K1>
+HR_INLINE void accumulate(const uint8_t* w, const uint8_t* scales, const uint8_t* mins, int index,
+                          const int32_t* x, nf* sum) {
+    ni acc[TT];
+    group_dot<Q, ZP, TT, K0, K1>(w, x, acc);
+    nf d = load_scale<F32>(scales, index);
+    HR_UNROLL for (int t = 0; t < TT; t++)
+        sum[t] = n_fma(n_mul(i_to_f(acc[t]), d), n_set1(word_float(x[8 * TT + t])), sum[t]);
+    if constexpr (MIN) {
+        constexpr int ss = Sums<TT, K0, K1>::SS;
+        nf m = load_scale<F32>(mins, index);
+        HR_UNROLL for (int t = 0; t < TT; t++)
+            sum[t] = n_fma(m, n_set1(word_float(x[ss + t])), sum[t]);
+    }
+}
+
+// LANES rows of one panel against TT tokens.
+template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT, int TT>
+HR_INLINE void quant_rows(const LinearArgs& a, const uint8_t* panel, int lane, const int32_t* x,
+                          nf* sum) {
+    const uint8_t* w = panel + 4 * lane;
+    const uint8_t* scales = panel + a.layout.scales;
+    const uint8_t* mins = panel + a.layout.mins;
+    const int words = tile_words(a.has_halves) * TT;
+    constexpr size_t bytes = Q == Quant::U4 ? 256 : 512;
+    HR_UNROLL for (int t = 0; t < TT; t++) sum[t] = n_zero();
+    for (int g = 0; g < a.layout.groups; g++, w += bytes, x += words) {
+        if constexpr (SPLIT) {
+            int index = 2 * g * PANEL + lane;
+            accumulate<Q, ZP, F32, MIN, TT, 0, 4>(w, scales, mins, index, x, sum);
+            accumulate<Q, ZP, F32, MIN, TT, 4, 8>(w, scales, mins, index + PANEL, x, sum);
+        } else {
+            accumulate<Q, ZP, F32, MIN, TT, 0, 8>(w, scales, mins, g * PANEL + lane, x, sum);
+        }
+    }
+}
+
+// Lanes past the last row of the matrix are computed on zero weights and dropped here.
+template <int TT>
+HR_INLINE void store_rows(const LinearArgs& a, int row, int token, nf* sum) {
+    int left = a.n - row;
+    if (left >= LANES) {
+        if (a.bias) {
+            nf b = n_load(a.bias + row);
+            HR_UNROLL for (int t = 0; t < TT; t++) sum[t] = n_add(sum[t], b);
+        }
+        HR_UNROLL for (int t = 0; t < TT; t++)
+            n_store(a.y + static_cast<size_t>(token + t) * a.ldy + row, sum[t]);
+        return;
+    }
+    for (int t = 0; t < TT; t++) {
+        float out[16];
+        n_store(out, sum[t]);
+        for (int l = 0; l < left; l++)
+            a.y[static_cast<size_t>(token + t) * a.ldy + row + l] =
+                a.bias ? out[l] + a.bias[row + l] : out[l];
+    }
+}
+
+template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT, int TT>
+static void quant_panel(const LinearArgs& a, int p, int token) {
+    const uint8_t* panel = a.weight + static_cast<size_t>(p) * a.layout.stride;
+    const size_t group_words = static_cast<size_t>(tile_words(a.has_halves)) * a.layout.groups;
+    const int32_t* x = a.xq + group_words * static_cast<size_t>(token);
+    for (int lane = 0; lane < PANEL; lane += LANES) {
+        nf sum[TT];
+        quant_rows<Q, ZP, F32, MIN, SPLIT, TT>(a, panel, lane, x, sum);
+        store_rows<TT>(a, p * PANEL + lane, token, sum);
+    }
+}
+
+template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT>
+static void quant_tail(const LinearArgs& a, int p, int token, int count) {
+    switch (count) {
+        case 1: return quant_panel<Q, ZP, F32, MIN, SPLIT, 1>(a, p, token);
+        case 2: return quant_panel<Q, ZP, F32, MIN, SPLIT, 2>(a, p, token);
+        case 3: return quant_panel<Q, ZP, F32, MIN, SPLIT, 3>(a, p, token);
+        case 4: return quant_panel<Q, ZP, F32, MIN, SPLIT, 4>(a, p, token);
+        case 5: return quant_panel<Q, ZP, F32, MIN, SPLIT, 5>(a, p, token);
+        case 6: return quant_panel<Q, ZP, F32, MIN, SPLIT, 6>(a, p, token);
+        case 7: return quant_panel<Q, ZP, F32, MIN, SPLIT, 7>(a, p, token);
+        default: return;
+    }
+}
+
+template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT>
+static void quant_linear(const LinearArgs& a) {
+    for (int p = a.begin; p < a.end; p++) {
+        int token = 0;
+        for (; token + MAX_TILE <= a.tokens; token += MAX_TILE)
+            quant_panel<Q, ZP, F32, MIN, SPLIT, MAX_TILE>(a, p, token);
+        quant_tail<Q, ZP, F32, MIN, SPLIT>(a, p, token, a.tokens - token);
+    }
+}
+
+// ---------------------------------------------------------------- float tiles
+
+template <Quant Q>
+HR_INLINE nf load_float(const uint8_t* p, size_t index) {
+    if constexpr (Q == Quant::F32) return n_load(reinterpret_cast<const float*>(p) + index);
+    if constexpr (Q == Quant::F16) return n_load_f16(reinterpret_cast<const uint16_t*>(p) + index);
+    return n_load_bf16(reinterpret_cast<const uint16_t*>(p) + index);
+}
+
+// NP panels against TT tokens: NP * TT independent chains hide the latency of the FMA.
+template <Quant Q, int NP, int TT>
+static void float_tile(const LinearArgs& a, int p, int token) {
+    const uint8_t* panel = a.weight + static_cast<size_t>(p) * a.layout.stride;
+    const float* x = a.x + static_cast<size_t>(token) * a.ldx;
+    const size_t step = a.layout.stride / a.format.element_bytes();
+    for (int lane = 0; lane < PANEL; lane += LANES) {
+        nf sum[NP][TT];
+        HR_UNROLL for (int j = 0; j < NP; j++)
+            HR_UNROLL for (int t = 0; t < TT; t++) sum[j][t] = n_zero();
+        for (int k = 0; k < a.k; k++) {
+            HR_UNROLL for (int j = 0; j < NP; j++) {
+                nf w = load_float<Q>(panel, j * step + static_cast<size_t>(k) * PANEL + lane);
+                HR_UNROLL for (int t = 0; t < TT; t++)
+                    sum[j][t] = n_fma(w, n_set1(x[static_cast<size_t>(t) * a.ldx + k]), sum[j][t]);
+            }
+        }
+        HR_UNROLL for (int j = 0; j < NP; j++) store_rows<TT>(a, (p + j) * PANEL + lane, token, sum[j]);
+    }
+}
+
+template <Quant Q, int NP>
+static void float_tokens(const LinearArgs& a, int p) {
+    int token = 0;
+    for (; token + 4 <= a.tokens; token += 4) float_tile<Q, NP, 4>(a, p, token);
+    for (; token < a.tokens; token++) float_tile<Q, NP, 1>(a, p, token);
+}
+
+template <Quant Q>
+static void float_linear(const LinearArgs& a) {
+    constexpr int NP = LANES == 16 ? 4 : 2;
+    int p = a.begin;
+    for (; p + NP <= a.end; p += NP) float_tokens<Q, NP>(a, p);
+    for (; p < a.end; p++) float_tokens<Q, 1>(a, p);
+}
+
+// ---------------------------------------------------------------- entry
+
+// If you add a format, also edit pack.cpp and the table in docs/architecture.md.
+static void linear(const LinearArgs& a) {
+    const Format& f = a.format;
+    switch (f.quant) {
+        case Quant::F32: return float_linear<Quant::F32>(a);
+        case Quant::F16: return float_linear<Quant::F16>(a);
+        case Quant::BF16: return float_linear<Quant::BF16>(a);
+        case Quant::U4:
+            if (f.zero_point == 8) return quant_linear<Quant::U4, 8, false, false, false>(a);
+            if (f.has_f32_scale) return quant_linear<Quant::U4, 0, true, true, false>(a);
+            return quant_linear<Quant::U4, 0, false, true, false>(a);
+        case Quant::S8:
+            if (f.is_split)
+                return f.has_min ? quant_linear<Quant::S8, 0, true, true, true>(a)
+                                 : quant_linear<Quant::S8, 0, true, false, true>(a);
+            if (f.has_f32_scale)
+                return f.has_min ? quant_linear<Quant::S8, 0, true, true, false>(a)
+                                 : quant_linear<Quant::S8, 0, true, false, false>(a);
+            return f.has_min ? quant_linear<Quant::S8, 0, false, true, false>(a)
+                             : quant_linear<Quant::S8, 0, false, false, false>(a);
+    }
+}
+
+// ---------------------------------------------------------------- activations to int8
+
+// The scale of 32 floats: largest magnitude / 127, found on the bit patterns so that NaN and infinity
+// survive as the scale and reach the output of their own token instead of vanishing.
+HR_INLINE float group_scale(const float* x, float* inverse) {
+    ni m = i_zero();
+    const ni magnitude = i_set1(0x7fffffff);
+    HR_UNROLL for (int i = 0; i < GROUP; i += LANES)
+        m = i_max(m, i_and(f_bits(n_load(x + i)), magnitude));
+    int32_t lanes[LANES];
+    i_store(lanes, m);
+    int32_t top = 0;
+    for (int l = 0; l < LANES; l++) top = imax(top, lanes[l]);
+    float largest = word_float(top);
+    // Below 1e-36 the inverse would overflow; such a group is zero at float precision anyway.
+    *inverse = largest >= 1e-36f ? 127.0f / largest : 0.0f;
+    return largest / 127.0f;
+}
+
+HR_INLINE int32_t clamp_int8(int32_t q) { return q > 127 ? 127 : (q < -127 ? -127 : q); }
+
+static void quantize(const float* x, int ldx, int tokens, int k, bool has_halves, int32_t* out) {
+    const int words = tile_words(has_halves) * tokens;
+    for (int g = 0; g < k / GROUP; g++, out += words) {
+        for (int t = 0; t < tokens; t++) {
+            const float* row = x + static_cast<size_t>(t) * ldx + g * GROUP;
+            float inverse;
+            float scale = group_scale(row, &inverse);
+            int32_t q[GROUP];
+            HR_UNROLL for (int i = 0; i < GROUP; i += LANES)
+                i_store(q + i, f_to_i(n_mul(n_load(row + i), n_set1(inverse))));
+            int32_t half[2] = {0, 0};
+            for (int i = 0; i < GROUP; i++) {
+                q[i] = clamp_int8(q[i]);
+                half[i / 16] += q[i];
+            }
+            for (int i = 0; i < 8; i++) {
+                uint32_t w = 0;
+                for (int j = 0; j < 4; j++)
+                    w |= static_cast<uint32_t>(static_cast<uint8_t>(q[4 * i + j])) << (8 * j);
+                out[i * tokens + t] = static_cast<int32_t>(w);
+            }
+            int32_t sum = half[0] + half[1];
+            float values[2] = {scale, scale * static_cast<float>(sum)};
+            memcpy(out + 8 * tokens + t, &values[0], 4);
+            memcpy(out + 9 * tokens + t, &values[1], 4);
+            out[10 * tokens + t] = -128 * sum;
+            if (!has_halves) continue;
+            for (int h = 0; h < 2; h++) {
+                float ss = scale * static_cast<float>(half[h]);
+                memcpy(out + (11 + h) * tokens + t, &ss, 4);
+                out[(13 + h) * tokens + t] = -128 * half[h];
+            }
+        }
+    }
+}
+
+}  // namespace HR_ISA
+}  // namespace headrace

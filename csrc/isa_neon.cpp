@@ -1,0 +1,38 @@
+// The kernels compiled for neon: every algorithm is in the .inl files, only the flags differ.
+#include "kernels.h"
+
+#if defined(__aarch64__)
+#define HR_NEON 1
+#define HR_ISA neon
+#include "simd.h"
+
+#include "attention.inl"
+#include "gemm.inl"
+#include "norm.inl"
+#include "pointwise.inl"
+
+namespace headrace {
+
+const Kernels* kernels_neon() {
+    static constexpr Kernels table = {
+        "neon",
+        neon::linear,
+        neon::quantize,
+        neon::rms_norm,
+        neon::rope,
+        neon::silu_mul,
+        neon::gelu_tanh_mul,
+        neon::softcap,
+        neon::kv_write,
+        neon::attend,
+        neon::exp_row,
+    };
+    return &table;
+}
+
+}  // namespace headrace
+#else
+namespace headrace {
+const Kernels* kernels_neon() { return nullptr; }
+}  // namespace headrace
+#endif

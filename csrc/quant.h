@@ -1,0 +1,68 @@
+// How weights and quantised activations lie in memory; shared by packing, kernels and bindings.
+//
+// A weight matrix [N, K] becomes panels of 16 output rows. Inside a panel K runs sequentially, four
+// elements of each of the 16 rows side by side (one 64-byte row per four k), so that each vector lane
+// owns one output row: its arithmetic is the same for any batch, thread count or vector width.
+//
+//   quantised panel = [quants: groups * quant_bytes][scales: nscale * 16][mins: nscale * 16]
+//     U4: 4 bits unsigned; 64-byte row i of a group holds k4 = 2i in low and 2i+1 in high nibbles
+//     S8: 8 bits, stored as q + 128 (what VNNI wants); 8 rows of 64 bytes per group of 32
+//   float panel = [K][16] of f32, f16 or bf16
+//
+// value = scale * (q - zero_point) + min. Groups are 32 long; `is_split` means a scale per 16.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace headrace {
+
+constexpr int PANEL = 16;
+constexpr int GROUP = 32;
+constexpr int PAGE = 16;  // tokens per KV page; twin of PAGE_SIZE in backends/ops.py
+constexpr int MAX_HEAD_DIM = 512;
+
+enum class Quant : uint8_t { U4, S8, F32, F16, BF16 };
+
+struct Format {
+    Quant quant = Quant::F32;
+    uint8_t zero_point = 0;      // U4 only: 0 or 8 (S8 is always biased by 128)
+    bool has_f32_scale = false;  // scales and mins as f32 instead of f16
+    bool has_min = false;
+    bool is_split = false;  // a scale per 16 elements
+
+    bool is_float() const { return quant >= Quant::F32; }
+    size_t element_bytes() const { return quant == Quant::F32 ? 4 : 2; }  // float formats
+    size_t quant_bytes() const { return quant == Quant::U4 ? 256 : 512; }  // per group and panel
+    size_t scale_bytes() const { return has_f32_scale ? 4 : 2; }
+};
+
+// Byte geometry of one panel.
+struct PanelLayout {
+    int groups = 0;
+    size_t scales = 0;  // offset of the scales
+    size_t mins = 0;    // offset of the mins
+    size_t stride = 0;  // bytes from one panel to the next, a multiple of 64
+
+    PanelLayout() = default;
+    PanelLayout(const Format& f, int k) {
+        if (f.is_float()) {
+            stride = (static_cast<size_t>(k) * PANEL * f.element_bytes() + 63) & ~size_t{63};
+            return;
+        }
+        groups = k / GROUP;
+        size_t count = static_cast<size_t>(groups) * (f.is_split ? 2 : 1) * PANEL;
+        scales = static_cast<size_t>(groups) * f.quant_bytes();
+        mins = scales + count * f.scale_bytes();
+        stride = (mins + (f.has_min ? count * f.scale_bytes() : 0) + 63) & ~size_t{63};
+    }
+};
+
+// Quantised activations: tokens in tiles of TT <= MAX_TILE; per group of 32 a tile block of int32 words
+//   q[8][TT] (four int8 of one token in each word), s[TT], ss[TT], z[TT]
+//   and, when any consumer has split groups, ss_half[2][TT], z_half[2][TT]
+// s: scale; ss = s * sum(q); z = -128 * sum(q), what a bias of 128 on the weights adds too much.
+constexpr int MAX_TILE = 8;
+constexpr int tile_words(bool has_halves) { return has_halves ? 15 : 11; }
+
+}  // namespace headrace
