@@ -101,7 +101,7 @@ class Engine:
             max_running=config.max_running,
         )
         self._requests: dict[str, _Open] = {}
-        self._inbox: deque[_Open | str] = deque()
+        self._inbox: deque[_Open | tuple[str, int | None]] = deque()
         self._num_inbox = 0  # choices in the inbox
         self._next_job = 0
         self._failure: str | None = None
@@ -135,11 +135,12 @@ class Engine:
             self._num_inbox += len(jobs)
             self._wake.notify()
 
-    def abort(self, request_id: str) -> None:
-        """End a request at the next step border; unknown and ended ids are ignored."""
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one choice of it, at the next step border; unknown and ended ids are
+        ignored."""
         with self._wake:
             if request_id in self._requests:
-                self._inbox.append(request_id)
+                self._inbox.append((request_id, index))
                 self._wake.notify()
 
     def stats(self) -> EngineStats:
@@ -213,8 +214,9 @@ class Engine:
             self._inbox.clear()
             self._num_inbox = 0
         for note in notes:
-            if isinstance(note, str):
-                self._abort(self._requests.get(note))
+            if isinstance(note, tuple):
+                request_id, index = note
+                self._abort(self._requests.get(request_id), index)
             else:
                 self._open(note)
         return True
@@ -224,8 +226,9 @@ class Engine:
             self._runner.open(job)
             self._scheduler.add(job)
 
-    def _abort(self, entry: _Open | None) -> None:
-        for job in tuple(entry.jobs.values()) if entry is not None else ():
+    def _abort(self, entry: _Open | None, index: int | None = None) -> None:
+        jobs = tuple(entry.jobs.values()) if entry is not None else ()
+        for job in (job for job in jobs if index in (None, job.index)):
             event = self._scheduler.abort(job.id)
             if event is not None:
                 self._deliver([event])
