@@ -7,7 +7,6 @@ Source: the GGUF specification in ggml's docs/gguf.md.
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import FormatError
 from headrace.formats import gguf_types as g
@@ -139,7 +139,7 @@ def _list(key: str, values: Sequence[Any]) -> bytes:
         is_small = all(-(2**31) <= item < 2**31 for item in values)
         return _value(key, np.array(values, np.int32 if is_small else np.int64))
     if kinds <= {int, float}:
-        return _value(key, np.array(values, np.float32))
+        return _value(key, _float32(key, values))
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise FormatError(f"metadata {key!r}: GGUF cannot hold a list of {names}")
 
@@ -148,13 +148,20 @@ def _as_numpy(key: str, value: bool | int | float) -> np.generic:
     if isinstance(value, bool):
         return np.bool_(value)
     if isinstance(value, float):
-        if math.isfinite(value) and abs(value) > np.finfo(np.float32).max:
-            raise FormatError(f"metadata {key!r}: {value} does not fit into an F32")
-        return np.float32(value)
+        return np.float32(_float32(key, [value])[0])
     for kind in (np.uint32, np.int32, np.int64, np.uint64):
         if np.iinfo(kind).min <= value <= np.iinfo(kind).max:
             return kind(value)
     raise FormatError(f"metadata {key!r}: {value} does not fit into 64 bits")
+
+
+def _float32(key: str, values: Sequence[float]) -> NDArray[np.float32]:
+    wide = np.array(values, np.float64)
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    if (np.isinf(narrow) & ~np.isinf(wide)).any():
+        raise FormatError(f"metadata {key!r}: a number does not fit into an F32")
+    return narrow
 
 
 def _numbers(key: str, array: np.ndarray[Any, Any]) -> tuple[int, bytes]:
