@@ -115,12 +115,16 @@ class Scheduler:
         self._preempted: list[int] = []
         self._admissions = 0
         self._num_paged = 0  # running jobs that hold pages
-        self._blocked: Job | None = None  # the job that waits for pages before all others
+        self._blocked: _Lane | None = None  # its first job found no room: others may not start
 
     @property
     def has_work(self) -> bool:
         """True while any accepted job has not ended."""
         return bool(self._jobs)
+
+    def budget_of(self, key: StageKey) -> int:
+        """Units a step of `key` may cost."""
+        return self._budgets.get(key, self._step_units)
 
     # ---- inputs
 
@@ -137,7 +141,7 @@ class Scheduler:
                     f"{stage.limit} tokens need {need} KV pages of {size}, the pool has {total}; "
                     "ask for fewer tokens or give the engine more KV memory"
                 )
-            budget = self._budgets.get(stage.key, self._step_units)
+            budget = self.budget_of(stage.key)
             cost = stage.unit_cost * (stage.goal if stage.is_whole else 1)
             if cost > budget:
                 raise InvalidRequest(
@@ -166,8 +170,6 @@ class Scheduler:
         else:
             lane.waiting.remove(job)
             self.num_waiting -= 1
-            if self._blocked is job:
-                self._blocked = None
         if self._flying is not None and any(w.job_id == job_id for w in self._flying.works):
             self._limbo.append(job.pages)
             job.pages = []
@@ -249,7 +251,7 @@ class Scheduler:
                 deferred.append(lane.waiting.popleft())
                 continue
             count = self._count(job, draft.left)
-            if count == 0 or not self._has_room(job, count):
+            if count == 0 or not self._has_room(lane, job, count):
                 self._release(job)
                 break
             lane.waiting.popleft()
@@ -336,21 +338,19 @@ class Scheduler:
             job.pages.append(page)
         return True
 
-    def _has_room(self, job: Job, count: int) -> bool:
+    def _has_room(self, lane: _Lane, job: Job, count: int) -> bool:
         """Reserve for admission. Beside running jobs, all that is known of the newcomer and one
         page for each of them must fit: otherwise it would soon be preempted. Nobody overtakes a
         job that found no room, so the running ones end and it gets all it needs."""
         if not job.stage.is_paged:
             return True
-        if self._blocked not in (None, job):
+        if self._blocked not in (None, lane) and self._blocked.waiting:
             return False
         need = -(-job.goal // self.cache.page_size) - len(job.pages)
         is_tight = need + self._num_paged > self.cache.num_available
-        if (self._num_paged and is_tight) or not self._reserve(job, job.done + count):
-            self._blocked = job
-            return False
-        self._blocked = None
-        return True
+        has_room = not (self._num_paged and is_tight) and self._reserve(job, job.done + count)
+        self._blocked = None if has_room else lane
+        return has_room
 
     def _reserve_or_preempt(self, job: Job, num_units: int, draft: _Draft) -> bool:
         while not self._reserve(job, num_units):
@@ -411,7 +411,7 @@ class Scheduler:
         lane = self._lanes.get(key)
         if lane is None:
             self._forget_lanes()
-            lane = _Lane(key, self._budgets.get(key, self._step_units))
+            lane = _Lane(key, self.budget_of(key))
             self._lanes[key] = lane
         if not lane.is_active:  # a key that was idle may not cash in the time it did not use
             lane.served = max(lane.served, self._virtual)
