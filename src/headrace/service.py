@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from headrace.config import EngineConfig, ServerConfig
-from headrace.engine.lifecycle import load_engine
+from headrace.engine.lifecycle import MemoryReport, load_engine
 from headrace.errors import (
     ContextTooLong,
     EngineFailure,
@@ -53,13 +53,29 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the service knows of a model: its name, its text tools and its limits."""
+    """What the service knows of a model: its name, its text tools and its limits.
+
+    `vocab_size` is the engine's; a checkpoint may be padded past the tokenizer's last id, and a
+    padding token has no text.
+    """
 
     name: str
     tokenizer: Tokenizer
     template: ChatTemplate | None
     max_context: int
     vocab_size: int
+    memory: MemoryReport | None = None
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        """What the token adds to a text; nothing for control and padding tokens."""
+        tokenizer = self.tokenizer
+        return tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
+
+    def token_name(self, token_id: int, /) -> bytes:
+        """As `token_bytes`, but a control token gives its written form."""
+        if token_id >= self.tokenizer.vocab_size:
+            return f"<padding {token_id}>".encode()
+        return self.token_bytes(token_id) or self.tokenizer.token_text(token_id).encode()
 
 
 class Service:
@@ -100,7 +116,6 @@ class Service:
         **Raises** `InvalidRequest`, `ContextTooLong`.
         """
         if isinstance(prompt, str):
-            _check_text(prompt, "prompt")
             ids = self.model.tokenizer.encode(prompt, add_special=True, parse_special=True)
         else:
             ids = list(prompt)
@@ -121,8 +136,6 @@ class Service:
         """
         if not messages:
             raise InvalidRequest("messages is empty; send at least one", param="messages")
-        for message in messages:
-            _check_text(message.content, "messages")
         ids = encode_chat(self.model.tokenizer, self.model.template, messages)
         return self._request(ids, params, request_id, "messages")
 
@@ -212,18 +225,12 @@ def load_service(
     checkpoint = open_checkpoint(path)
     tokenizer = load_tokenizer(checkpoint)
     template = load_chat_template(checkpoint)
-    engine = load_engine(checkpoint, config or EngineConfig())
-    model = ServedModel(name, tokenizer, template, engine.max_context, engine.vocab_size)
+    loaded = load_engine(checkpoint, config or EngineConfig(), eos_token_ids=tokenizer.eos_ids)
+    engine = loaded.engine
+    model = ServedModel(
+        name, tokenizer, template, engine.max_context, engine.vocab_size, loaded.memory
+    )
     return Service(model, engine, limits)
-
-
-def _check_text(text: str, field: str) -> None:
-    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-        raise InvalidRequest(
-            f"{field} has half of a surrogate pair (U+D800 to U+DFFF), which is not text; "
-            "send whole characters",
-            param=field,
-        )
 
 
 def gather(requests: Sequence[Request], deltas: Sequence[TextDelta]) -> list[Completion]:
@@ -263,6 +270,7 @@ class _Choice:
         self.place = place
         self.is_stopped = False
         self._request = request
+        self._num_known = tokenizer.vocab_size
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(request.params.stop)
         self._num_tokens = 0
@@ -286,7 +294,8 @@ class _Choice:
             self._logprobs += event.logprobs[position : position + 1]
             if has_end_token and position == len(event.token_ids) - 1:
                 return
-            self._add_text(self._detokenizer.push((token,)))
+            if token < self._num_known:
+                self._add_text(self._detokenizer.push((token,)))
             if self.is_stopped:
                 return
 
@@ -294,8 +303,9 @@ class _Choice:
         if self._num_tokens <= self._request.params.min_tokens:
             self._text += text
             return
-        settled, self.is_stopped = self._stops.push(text)
+        settled, matched = self._stops.push(text)
         self._text += settled
+        self.is_stopped = matched is not None
 
     def _end(self, event: Event, reason: FinishReason) -> TextDelta:
         if not self.is_stopped:

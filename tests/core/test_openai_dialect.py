@@ -30,6 +30,9 @@ class Names:
     def token_bytes(self, token_id: int, /) -> bytes:
         return TOKENS[token_id]
 
+    def token_name(self, token_id: int, /) -> bytes:
+        return TOKENS[token_id]
+
 
 def chat(**fields: object) -> openai.ChatRequest:
     return openai.parse_chat({"model": "m", "messages": HELLO} | fields)

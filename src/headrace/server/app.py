@@ -109,7 +109,7 @@ class _Front:
         answers = await stream.while_connected(request.receive, work, config.request_timeout_s)
         if answers is None:
             return Response(status_code=_CLIENT_GONE)
-        names = prepared.service.model.tokenizer
+        names = prepared.service.model
         return _json(openai.render_answer(prepared.envelope, answers, prepared.num_choices, names))
 
     def _streamed(self, prepared: _Prepared) -> Response:
@@ -233,7 +233,7 @@ async def _frames(prepared: _Prepared, deltas: AsyncStream) -> AsyncIterator[byt
         prepared.envelope,
         prepared.num_choices,
         prepared.include_usage,
-        prepared.service.model.tokenizer,
+        prepared.service.model,
     )
     for chunk in chunks.open(prepared.num_choices * len(prepared.requests)):
         yield stream.frame(_dump(chunk))

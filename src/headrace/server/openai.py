@@ -294,9 +294,12 @@ def _prompts(value: object, max_prompts: int) -> tuple[Prompt, ...]:
 
 
 class TokenNames(Protocol):
-    """What rendering needs of a tokenizer: the exact bytes of a token."""
+    """What rendering needs of a vocabulary: what a token adds to the text, and what it is called
+    (the same, but for control tokens)."""
 
     def token_bytes(self, token_id: int, /) -> bytes: ...
+
+    def token_name(self, token_id: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +448,7 @@ def _chat_logprob_list(logprobs: Sequence[TokenLogprob], names: TokenNames) -> J
 
 
 def _named(token_id: int, logprob: float, names: TokenNames) -> Json:
-    raw = names.token_bytes(token_id)
+    raw = names.token_name(token_id)
     return {
         "token": raw.decode("utf-8", "replace"),
         "logprob": max(logprob, _LOWEST_LOGPROB),
@@ -475,7 +478,7 @@ class LegacyLogprobs:
         }
 
     def _name(self, token_id: int) -> str:
-        raw = self._names.token_bytes(token_id)
+        raw = self._names.token_name(token_id)
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
