@@ -97,6 +97,19 @@ def resolve(name: str, config: StoreConfig, *, progress: Progress | None = None)
     return pull(name, config, progress=progress)
 
 
+def resolve_local(name: str, config: StoreConfig) -> ResolvedModel:
+    """As `resolve`, but never fetches. **Raises** `ModelNotFound` when it is not here."""
+    target = parse_name(name, installed_ids(config))
+    if isinstance(target, PathName):
+        return _resolve_path(target.path)
+    found = _installed(target, config)
+    if found is None:
+        raise ModelNotFound(
+            f"{target.id} is not in the store {config.root}; 'headrace pull {target.id}' fetches it"
+        )
+    return _resolved(found, target, config)
+
+
 def pull(name: str, config: StoreConfig, *, progress: Progress | None = None) -> ResolvedModel:
     """Fetches the model unless it is here; two pulls of one model wait for each other.
 
