@@ -20,7 +20,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
 from headrace.config import EngineConfig, store_config
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidRequest, UnknownParameter
 from headrace.formats.store import resolve
 from headrace.service import AsyncStream, Service, Stream, load_service
 from headrace.text.tokenizer import Tokenizer
@@ -79,6 +79,13 @@ class LLM:
 
     def __init__(self, name_or_path: str, **options: Unpack[EngineOptions]) -> None:
         self._service = _load(name_or_path, engine_config(options))
+
+    @classmethod
+    def over(cls, service: Service) -> Self:
+        """Around a service that has been loaded already; closing this closes it."""
+        made = cls.__new__(cls)
+        made._service = service
+        return made
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -145,6 +152,13 @@ class AsyncEngine:
 
     def __init__(self, name_or_path: str, **options: Unpack[EngineOptions]) -> None:
         self._service = _load(name_or_path, engine_config(options))
+
+    @classmethod
+    def over(cls, service: Service) -> Self:
+        """Around a service that has been loaded already; closing this closes it."""
+        made = cls.__new__(cls)
+        made._service = service
+        return made
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -226,7 +240,7 @@ def _refuse_unknown(options: Mapping[str, object], known: Sequence[str]) -> None
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             advice = f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
-            raise InvalidRequest(f"unknown option {name!r}; {advice}", param=name)
+            raise UnknownParameter(f"unknown option {name!r}; {advice}", param=name)
 
 
 # ---- requests
@@ -246,7 +260,7 @@ def _prompt_list(prompts: Prompts) -> list[str | Sequence[int]]:
     if items and all(isinstance(item, int) for item in items):
         return [cast("list[int]", items)]
     for item in items:
-        if isinstance(item, int) or not isinstance(item, str | Sequence):
+        if isinstance(item, bytes) or not isinstance(item, str | Sequence):
             raise InvalidRequest(
                 f"prompts holds {item!r}; it must be a string, a list of strings, or lists of "
                 "token ids",
