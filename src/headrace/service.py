@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from headrace.config import EngineConfig, ServerConfig
 from headrace.engine.lifecycle import MemoryReport, load_engine
@@ -28,6 +28,7 @@ from headrace.errors import (
     ReaderTooSlow,
 )
 from headrace.formats.checkpoint import open_checkpoint
+from headrace.observe import Observer, Trace
 from headrace.text.chat import ChatTemplate, encode_chat, load_chat_template
 from headrace.text.detokenizer import Detokenizer, StopStrings
 from headrace.text.tokenizer import Tokenizer, load_tokenizer
@@ -44,9 +45,6 @@ from headrace.types import (
     TokenLogprob,
     Usage,
 )
-
-if TYPE_CHECKING:
-    from headrace.observe import Metrics, RequestTrace
 
 Prompt = str | Sequence[int]
 
@@ -87,12 +85,12 @@ class Service:
         self.model = model
         self.client = client
         self.limits = limits or ServerConfig()
-        self._metrics: Metrics | None = None
+        self._observer: Observer | None = None
 
-    def attach(self, metrics: Metrics) -> None:
-        """Report requests and engine counters to `metrics` from now on."""
-        self._metrics = metrics
-        metrics.watch_engine(self.model.name, self.client.stats)
+    def attach(self, observer: Observer) -> None:
+        """Report requests and engine counters to `observer` from now on."""
+        self._observer = observer
+        observer.watch_engine(self.model.name, self.client.stats)
 
     def stats(self) -> EngineStats:
         """The engine's counters now."""
@@ -212,7 +210,7 @@ class Service:
         await self.acomplete(Request(f"probe-{secrets.token_hex(8)}", (0,), params))
 
     def _session(self, requests: Sequence[Request], is_patient: bool = False) -> _Session:
-        return _Session(self, requests, is_patient, self._metrics)
+        return _Session(self, requests, is_patient, self._observer)
 
 
 def load_service(
@@ -375,7 +373,7 @@ class _Open:
     """A choice that has not ended, and the times of its request."""
 
     choice: _Choice
-    trace: RequestTrace | None
+    trace: Trace | None
     is_aborting: bool = field(default=False)
 
 
@@ -390,17 +388,17 @@ class _Session:
         service: Service,
         requests: Sequence[Request],
         is_patient: bool,
-        metrics: Metrics | None,
+        observer: Observer | None,
     ) -> None:
         self._service = service
-        self._metrics = metrics
+        self._observer = observer
         self._is_patient = is_patient
         self._unsent = deque(requests)
         self._ids = tuple(request.id for request in requests)
         self._open: dict[tuple[str, int], _Open] = {}
         self._num_placed = 0
         limit = service.limits.max_buffered_events * max(1, len(requests))
-        self.buffer = _Buffer(limit, metrics.now_s if metrics else _no_clock)
+        self.buffer = _Buffer(limit, observer.now_s if observer else _no_clock)
         self.buffer.on_overflow = self._abort_all
 
     @property
@@ -423,7 +421,7 @@ class _Session:
 
     def _submit_one(self, request: Request) -> None:
         model = self._service.model
-        trace = self._metrics.trace(model.name) if self._metrics else None
+        trace = self._observer.trace(model.name) if self._observer else None
         self._service.client.submit(request, self.buffer.put)
         for index in range(request.params.n):
             choice = _Choice(self._num_placed, request, model.tokenizer)
@@ -461,7 +459,7 @@ class _Session:
             self._abort_all()
         for entry in self._open.values():
             if entry.trace:
-                entry.trace.finished("abort", self._metrics.now_s() if self._metrics else 0.0)
+                entry.trace.finished("abort", self._observer.now_s() if self._observer else 0.0)
         self._open.clear()
         self._unsent.clear()
 

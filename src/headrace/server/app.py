@@ -27,9 +27,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.config import ServerConfig
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.observe import Metrics, unix_time_s
+from headrace.observe import unix_time_s
 from headrace.server import openai, stream
 from headrace.server.body import decode_json
+from headrace.server.metrics import Metrics
 from headrace.server.models import ModelTable, Prober
 from headrace.service import AsyncStream, Service
 from headrace.types import Request as EngineRequest

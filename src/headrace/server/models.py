@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace.errors import EngineFailure, HeadraceError, ModelLoading, ModelNotFound, Overloaded
-from headrace.observe import Metrics, unix_time_s
+from headrace.observe import unix_time_s
+from headrace.server.metrics import Metrics
 from headrace.service import Service
 
 # How often progress is looked at while a probe waits; stats are cheap.
