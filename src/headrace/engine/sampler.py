@@ -160,12 +160,13 @@ def draw(logits: Floats, rule: DrawRule, position: int, history: History | None)
     if not math.isfinite(logits[best]):
         return DrawResult(-1, error=_blame(logits))
     row = _adjust(logits, rule, position, history)
-    if rule.is_greedy:
-        token = best if row is logits else int(row.argmax())
-    else:
+    if row is not logits:
+        best = int(row.argmax())
+        if not math.isfinite(row[best]):
+            return DrawResult(-1, error="penalties, bias and min_tokens leave no token to draw")
+    token = best
+    if not rule.is_greedy:
         token = _sample(row, rule.params, uniform(rule.stream, position))
-    if row[token] == -np.inf:
-        return DrawResult(-1, error="no token is left to draw: min_tokens forbids every one")
     num_top = rule.params.logprobs
     return DrawResult(token, None if num_top is None else logprob(logits, token, num_top))
 
