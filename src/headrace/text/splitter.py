@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from headrace.errors import InvalidRequest
+
 
 class Splitter:
     """Cuts text at the given token texts. `eats_space`: white space right after one belongs to
@@ -38,6 +40,36 @@ class Splitter:
                 start = _skip_space(text, start)
         if start < len(text):
             yield text[start:]
+
+
+class Breaker:
+    """Puts a sentinel character into texts that spell one of `tokens`, after the first character
+    of each place where one begins, and behind a text that ends with the start of one (what comes
+    after it might add the rest)."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        texts = set(tokens)
+        self._pattern = re.compile(trie_pattern(texts)) if texts else None
+        self._starts = {text[:end] for text in texts for end in range(1, len(text))}
+        self._longest = max(map(len, self._starts), default=0)
+        self._single = frozenset(text for text in texts if len(text) == 1)
+
+    def apply(self, text: str, sentinel: str) -> str:
+        """`text` in which no token is spelt. **Raises** `InvalidRequest` for a token of a single
+        character, which cannot be broken up."""
+        if self._pattern is None:
+            return text
+        if not self._single.isdisjoint(text):
+            raise InvalidRequest("a message holds a character that is a special token by itself")
+        parts: list[str] = []
+        start = 0
+        while match := self._pattern.search(text, start):
+            parts += (text[start : match.start() + 1], sentinel)
+            start = match.start() + 1
+        broken = "".join(parts) + text[start:]
+        ends = range(1, min(self._longest, len(text)) + 1)
+        is_open = any(text[-length:] in self._starts for length in ends)
+        return broken + sentinel if is_open else broken
 
 
 def _skip_space(text: str, start: int) -> int:

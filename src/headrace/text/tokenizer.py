@@ -14,6 +14,7 @@ from types import MappingProxyType
 from headrace.errors import InvalidRequest, UnsupportedModel
 from headrace.text.bpe import load_bpe
 from headrace.text.huggingface import load_huggingface
+from headrace.text.splitter import Breaker
 from headrace.text.spm import load_spm
 from headrace.text.vocabulary import Codec, TokenTable, read_vocabulary
 from headrace.types import Checkpoint
@@ -31,7 +32,9 @@ class Tokenizer:
         self.bos_id: int | None = table.bos_id
         self.eos_ids: tuple[int, ...] = table.eos_ids
         self.add_bos: bool = table.bos_id is not None and table.bos_id in table.prefix_ids
+        self.chat_bos_id: int | None = table.chat_bos_id
         self.strips_space: bool = table.strips_space
+        self.breaker = Breaker(table.special_tokens)
         self.special_tokens: Mapping[str, int] = MappingProxyType(dict(table.special_tokens))
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

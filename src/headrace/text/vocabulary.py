@@ -73,7 +73,9 @@ class Codec(Protocol):
 class TokenTable:
     """What a vocabulary says about its ids. `prefix_ids` and `suffix_ids` are what `add_special`
     puts around a text; `special_tokens` maps the text of each control token to its id;
-    `strips_space`: the first ordinary token of a text carries a space that is not in the text."""
+    `strips_space`: the first ordinary token of a text carries a space that is not in the text.
+    `chat_bos_id`: begins a chat whose template does not write it (llama.cpp adds it for GGUF,
+    transformers does not for its folders)."""
 
     size: int
     control_ids: frozenset[int]
@@ -83,6 +85,7 @@ class TokenTable:
     prefix_ids: tuple[int, ...]
     suffix_ids: tuple[int, ...]
     strips_space: bool = False
+    chat_bos_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +262,7 @@ def token_table(vocabulary: Vocabulary, *, add_bos: bool, strips_space: bool) ->
         prefix_ids=(bos,) if wants_bos and bos is not None else (),
         suffix_ids=(eos,) if wants_eos and eos is not None else (),
         strips_space=strips_space,
+        chat_bos_id=bos if wants_bos else None,
     )
 
 
