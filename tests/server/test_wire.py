@@ -12,34 +12,17 @@ from contextlib import contextmanager
 import openai
 import pytest
 from fake_engine import WAIT_S, FakeEngine, endless
+from serving import Address, base_url, serving
 
 from headrace.config import ServerConfig
-from headrace.server.app import make_server
 from headrace.service import Service
 
 MakeService = Callable[..., Service]
-Address = tuple[str, int]
-
-
-@contextmanager
-def serving(service: Service, config: ServerConfig | None = None) -> Iterator[Address]:
-    """A server in a thread; the socket listens before it starts, so clients simply connect."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        server = make_server({"bytes": service}, config or ServerConfig(shutdown_timeout_s=1))
-        thread = threading.Thread(target=server.run, args=([sock],))
-        thread.start()
-        try:
-            yield sock.getsockname()
-        finally:
-            server.should_exit = True
-            thread.join(WAIT_S)
-            assert not thread.is_alive()
 
 
 @contextmanager
 def official_client(address: Address) -> Iterator[openai.OpenAI]:
-    base = f"http://{address[0]}:{address[1]}/v1"
-    with openai.OpenAI(base_url=base, api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=base_url(address), api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -55,7 +38,7 @@ HELLO: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "c
 
 
 def test_the_official_client_chats(make_service: MakeService) -> None:
-    with serving(make_service()) as address, official_client(address) as client:
+    with serving({"bytes": make_service()}) as address, official_client(address) as client:
         answer = client.chat.completions.create(
             model="bytes", messages=HELLO, logprobs=True, top_logprobs=1, seed=1
         )
@@ -75,7 +58,7 @@ def test_the_official_client_chats(make_service: MakeService) -> None:
 
 
 def test_the_official_client_completes(make_service: MakeService) -> None:
-    with serving(make_service()) as address, official_client(address) as client:
+    with serving({"bytes": make_service()}) as address, official_client(address) as client:
         answer = client.completions.create(model="bytes", prompt=["a", "b"], logprobs=1)
         assert [choice.text for choice in answer.choices] == ["A", "B"]
         chunks = client.completions.create(model="bytes", prompt=[104, 105], stream=True)
@@ -89,7 +72,7 @@ def test_the_official_client_completes(make_service: MakeService) -> None:
 
 
 def test_the_official_client_understands_refusals(make_service: MakeService) -> None:
-    with serving(make_service()) as address, official_client(address) as client:
+    with serving({"bytes": make_service()}) as address, official_client(address) as client:
         with pytest.raises(openai.NotFoundError) as missing:
             client.chat.completions.create(model="gpt-4", messages=HELLO)
         assert missing.value.code == "model_not_found"
@@ -104,7 +87,7 @@ def test_the_official_client_understands_refusals(make_service: MakeService) -> 
 
 def test_an_error_in_a_stream_reaches_the_official_client(make_service: MakeService) -> None:
     service = make_service(script=endless, fails_at=3)
-    with serving(service) as address, official_client(address) as client:
+    with serving({"bytes": service}) as address, official_client(address) as client:
         chunks = client.completions.create(model="bytes", prompt="x", stream=True)
         with pytest.raises(openai.APIError, match="the step failed"):
             list(chunks)
@@ -112,7 +95,7 @@ def test_an_error_in_a_stream_reaches_the_official_client(make_service: MakeServ
 
 def test_leaving_a_stream_frees_the_slot(make_service: MakeService) -> None:
     service = make_service(script=endless, gate=threading.Semaphore(3))
-    with serving(service) as address, official_client(address) as client:
+    with serving({"bytes": service}) as address, official_client(address) as client:
         with client.completions.create(model="bytes", prompt="x", stream=True) as chunks:
             assert next(iter(chunks)).choices[0].text == "a"
         assert engine_of(service).wait_until_idle()
@@ -124,7 +107,7 @@ def test_leaving_before_the_answer_frees_the_slot(make_service: MakeService) -> 
     service = make_service(script=endless, gate=threading.Semaphore(0))
     body = json.dumps({"model": "bytes", "prompt": "x"}).encode()
     head = _HEAD % len(body)
-    with serving(service) as address:
+    with serving({"bytes": service}) as address:
         with socket.create_connection(address) as sock:
             sock.sendall(head + body)
             assert engine_of(service).wait_for_requests(1)
@@ -134,7 +117,7 @@ def test_leaving_before_the_answer_frees_the_slot(make_service: MakeService) -> 
 
 
 def test_leaving_inside_the_body_harms_nobody(make_service: MakeService) -> None:
-    with serving(make_service()) as address, official_client(address) as client:
+    with serving({"bytes": make_service()}) as address, official_client(address) as client:
         with socket.create_connection(address) as sock:
             sock.sendall(_HEAD % 99 + b"{")
         assert client.completions.create(model="bytes", prompt="a").choices[0].text == "A"
@@ -145,7 +128,7 @@ def test_a_reader_that_does_not_read_is_cut_off(make_service: MakeService) -> No
     service = make_service(ServerConfig(max_buffered_events=50), script=_flood)
     body = json.dumps({"model": "bytes", "prompt": "x", "stream": True, "logprobs": 20}).encode()
     head = _HEAD % len(body)
-    with serving(service) as address:
+    with serving({"bytes": service}) as address:
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             sock.connect(address)
@@ -171,10 +154,10 @@ def test_many_clients_at_once(make_service: MakeService) -> None:
         return "".join([chunk.choices[0].text async for chunk in chunks])
 
     async def all_at_once(address: Address) -> list[str]:
-        base = f"http://{address[0]}:{address[1]}/v1"
-        async with openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
+        url = base_url(address)
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             return await asyncio.gather(*(ask(client, number) for number in range(16)))
 
-    with serving(service) as address:
+    with serving({"bytes": service}) as address:
         assert asyncio.run(all_at_once(address)) == [f"P{number}" for number in range(16)]
     assert engine_of(service).wait_until_idle()
