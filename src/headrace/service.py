@@ -13,9 +13,10 @@ import asyncio
 import secrets
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from headrace.config import EngineConfig, ServerConfig
@@ -126,15 +127,18 @@ class Service:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        variables: Mapping[str, object] = MappingProxyType({}),
     ) -> Request:
         """Chat messages as a request, through the model's template; text in their content never
-        becomes a special token.
+        becomes a special token. `variables` are further names that the template knows, such as
+        enable_thinking.
 
         **Raises** `TemplateError`, `InvalidRequest`, `ContextTooLong`.
         """
         if not messages:
             raise InvalidRequest("messages is empty; send at least one", param="messages")
-        ids = encode_chat(self.model.tokenizer, self.model.template, messages)
+        model = self.model
+        ids = encode_chat(model.tokenizer, model.template, messages, variables=variables)
         return self._request(ids, params, request_id, "messages")
 
     def _request(

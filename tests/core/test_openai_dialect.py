@@ -266,6 +266,14 @@ def test_prompts_in_four_forms() -> None:
     assert completion(prompt=[[1, 2], [3]]).prompts == ((1, 2), (3,))
 
 
+def test_template_variables_are_an_object() -> None:
+    known = {"enable_thinking": False}
+    assert chat(chat_template_kwargs=known).template_variables == known
+    assert chat(chat_template_kwargs=None).template_variables == {}
+    with pytest.raises(InvalidRequest, match="an object"):
+        chat(chat_template_kwargs="x")
+
+
 @pytest.mark.parametrize("prompt", [None, [], 3, ["a", 1], [[1], "a"], [True], [[1.5]], ["a"] * 4])
 def test_bad_prompts_are_refused(prompt: object) -> None:
     with pytest.raises(InvalidRequest) as caught:

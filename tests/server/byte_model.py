@@ -9,7 +9,7 @@ from headrace.text.chat import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.vocabulary import TokenTable
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATE = "{{ greeting }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
 class ByteCodec:

@@ -110,6 +110,14 @@ def test_chat_needs_a_template_and_messages(make_service: MakeService) -> None:
         bare.prepare_chat([Message("user", "hi")])
 
 
+def test_templates_get_their_variables(make_service: MakeService) -> None:
+    service = make_service()
+    request = service.prepare_chat([Message("user", "hi")], variables={"greeting": "yo "})
+    assert bytes(request.prompt_token_ids) == b"yo user: hi\n"
+    with pytest.raises(InvalidRequest, match="messages"):
+        service.prepare_chat([Message("user", "hi")], variables={"messages": []})
+
+
 # ---- one path for text
 
 

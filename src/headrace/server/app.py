@@ -127,7 +127,12 @@ class _Front:
         asked = openai.parse_chat(decode_json(raw))
         service = self._table.get(asked.model).service
         envelope = _envelope("chat", asked.model)
-        request = service.prepare_chat(asked.messages, asked.params, request_id=envelope.id)
+        request = service.prepare_chat(
+            asked.messages,
+            asked.params,
+            request_id=envelope.id,
+            variables=asked.template_variables,
+        )
         return _Prepared(
             service, envelope, (request,), asked.params.n, asked.is_stream, asked.include_usage
         )

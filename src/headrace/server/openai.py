@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from headrace.errors import HeadraceError, InvalidRequest, Unsupported
@@ -103,6 +103,7 @@ class ChatRequest:
     params: SamplingParams
     is_stream: bool = False
     include_usage: bool = False
+    template_variables: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def parse_chat(body: Mapping[str, object]) -> ChatRequest:
 
     **Raises** `InvalidRequest` with `param` set to the field at fault.
     """
-    own = {"messages", "top_logprobs", "max_completion_tokens"}
+    own = {"messages", "top_logprobs", "max_completion_tokens", "chat_template_kwargs"}
     _check_keys(body, own, _CHAT_NEUTRAL)
     values = _sampling(body)
     values |= _chat_logprobs(body) | _completion_limit(body)
@@ -134,6 +135,7 @@ def parse_chat(body: Mapping[str, object]) -> ChatRequest:
         params=SamplingParams(**values),
         is_stream=_flag(body, "stream"),
         include_usage=_include_usage(body),
+        template_variables=_template_variables(body.get("chat_template_kwargs")),
     )
 
 
@@ -195,6 +197,15 @@ def _include_usage(body: Mapping[str, object]) -> bool:
     read.refuse_unknown(options, ("include_usage", "include_obfuscation"), {})
     read.require_neutral(options, {"include_obfuscation": (False,)})
     return _flag(options, "include_usage")
+
+
+def _template_variables(value: object) -> Json:
+    """vLLM's and SGLang's name for what a template knows beyond messages (enable_thinking, ...)."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        read.wrong("chat_template_kwargs", value, "an object")
+    return value
 
 
 def _chat_logprobs(body: Mapping[str, object]) -> Json:
