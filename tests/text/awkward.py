@@ -246,6 +246,6 @@ MATH = (
 
 def awkward_strings() -> list[str]:
     """Every string above, in a fixed order; exactly 200, all different."""
-    groups = (EMOJI, CJK, COMBINING, RTL, CODE, SPACES, SPECIAL, BYTES, ZERO_WIDTH, NUMBERS)
-    groups += (WORDS, MATH)
+    groups: tuple[tuple[str, ...], ...] = (EMOJI, CJK, COMBINING, RTL, CODE, SPACES, SPECIAL)
+    groups += (BYTES, ZERO_WIDTH, NUMBERS, WORDS, MATH)
     return [text for group in groups for text in group]

@@ -7,11 +7,12 @@ shaped like a trie, so that thousands of them cost no more per character than a 
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from headrace.errors import InvalidRequest
+from headrace.errors import FormatError, InvalidRequest
 
 
 class Splitter:
@@ -21,7 +22,7 @@ class Splitter:
     def __init__(self, tokens: Mapping[str, int], eats_space: frozenset[int] = frozenset()) -> None:
         self._tokens = tokens
         self._eats_space = eats_space
-        self._pattern = re.compile(trie_pattern(tokens)) if tokens else None
+        self._pattern = _compile(tokens) if tokens else None
 
     def split(self, text: str) -> Iterator[str | int]:
         """Ids of the tokens found and the non-empty texts between them, in order."""
@@ -49,9 +50,10 @@ class Breaker:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         texts = set(tokens)
-        self._pattern = re.compile(trie_pattern(texts)) if texts else None
-        self._starts = {text[:end] for text in texts for end in range(1, len(text))}
-        self._longest = max(map(len, self._starts), default=0)
+        self._pattern = _compile(texts) if texts else None
+        self._sorted = sorted(texts)
+        self._first = frozenset(text[0] for text in texts)
+        self._longest = max(map(len, texts), default=0)
         self._single = frozenset(text for text in texts if len(text) == 1)
 
     def apply(self, text: str, sentinel: str) -> str:
@@ -67,15 +69,33 @@ class Breaker:
             parts += (text[start : match.start() + 1], sentinel)
             start = match.start() + 1
         broken = "".join(parts) + text[start:]
-        ends = range(1, min(self._longest, len(text)) + 1)
-        is_open = any(text[-length:] in self._starts for length in ends)
-        return broken + sentinel if is_open else broken
+        return broken + sentinel if self._is_open(text) else broken
+
+    def _is_open(self, text: str) -> bool:
+        """Whether `text` ends with the start of a token that goes on."""
+        for start in range(max(0, len(text) - self._longest), len(text)):
+            if text[start] in self._first:
+                tail = text[start:]
+                i = bisect.bisect_right(self._sorted, tail)
+                if i < len(self._sorted) and self._sorted[i].startswith(tail):
+                    return True
+        return False
 
 
 def _skip_space(text: str, start: int) -> int:
     while start < len(text) and text[start].isspace():
         start += 1
     return start
+
+
+def _compile(texts: Iterable[str]) -> re.Pattern[str]:
+    try:
+        return re.compile(trie_pattern(texts))
+    except (RecursionError, OverflowError, re.error):
+        raise FormatError(
+            "the vocabulary's special or user-defined tokens are too deeply nested: hundreds of "
+            "them start with one another"
+        ) from None
 
 
 def trie_pattern(texts: Iterable[str]) -> str:

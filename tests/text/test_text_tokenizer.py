@@ -1,0 +1,191 @@
+"""Tokenizers of GGUF vocabularies against the libraries that trained them, and round trips."""
+
+from __future__ import annotations
+
+import pytest
+from awkward import awkward_strings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vocabularies import (
+    bpe_checkpoint,
+    changed,
+    gguf,
+    spm_checkpoint,
+    trained_bpe,
+    trained_spm,
+)
+
+from headrace.errors import InvalidRequest, UnsupportedModel
+from headrace.text.tokenizer import Tokenizer, load_tokenizer
+
+BPE = load_tokenizer(bpe_checkpoint())
+SPM = load_tokenizer(spm_checkpoint())
+SPM_RUNS = load_tokenizer(spm_checkpoint(add_dummy_prefix=False))
+ALL = pytest.mark.parametrize("tokenizer", [BPE, SPM, SPM_RUNS], ids=["bpe", "spm", "spm_runs"])
+PLAIN = {"add_special": False, "parse_special": False}
+TEXTS = st.one_of(
+    st.text(max_size=60),
+    st.text(alphabet="ab \n▁<|>im_endtol’\u0301🙂é", max_size=60),
+    st.lists(st.sampled_from(["<|im_end|>", "<tool>", " ", "wheel", "\n", "<s>"]), max_size=8).map(
+        "".join
+    ),
+)
+
+
+def test_the_strings_are_200_different_ones() -> None:
+    strings = awkward_strings()
+    assert len(strings) == len(set(strings)) == 200
+
+
+@pytest.mark.parametrize("text", awkward_strings())
+def test_bpe_gives_the_ids_of_the_library(text: str) -> None:
+    library = trained_bpe()
+    library.encode_special_tokens = True
+    assert BPE.encode(text, **PLAIN) == library.encode(text).ids
+    library.encode_special_tokens = False
+    assert BPE.encode(text, add_special=False, parse_special=True) == library.encode(text).ids
+
+
+@pytest.mark.parametrize("text", awkward_strings())
+def test_spm_gives_the_ids_of_the_library(text: str) -> None:
+    if not text or "▁" in text:
+        pytest.skip("no text: no added space here; ▁ is no space here when a run is looked for")
+    assert SPM.encode(text, **PLAIN) == trained_spm().encode(text)
+    assert SPM_RUNS.encode(text, **PLAIN) == trained_spm(add_dummy_prefix=False).encode(text)
+
+
+@ALL
+@given(text=TEXTS)
+@settings(max_examples=200, deadline=None)
+def test_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+    if tokenizer is SPM:
+        text = text.replace("<tool>", "")  # a space is added behind it, as llama.cpp does
+    lossy = text.replace("▁", " ") if tokenizer is not BPE else text  # SentencePiece's own loss
+    assert tokenizer.decode(tokenizer.encode(text, **PLAIN)) == lossy
+
+
+@ALL
+@given(text=TEXTS)
+@settings(max_examples=200, deadline=None)
+def test_plain_text_never_gives_control_tokens(tokenizer: Tokenizer, text: str) -> None:
+    assert not any(map(tokenizer.is_control, tokenizer.encode(text, **PLAIN)))
+
+
+@ALL
+def test_special_text_is_a_token_only_when_asked(tokenizer: Tokenizer) -> None:
+    end = tokenizer.special_tokens["<|im_end|>"]
+    assert tokenizer.encode("<|im_end|>", add_special=False, parse_special=True) == [end]
+    ids = tokenizer.encode("<|im_end|>", **PLAIN)
+    assert end not in ids
+    assert tokenizer.decode(ids) == "<|im_end|>"
+
+
+@ALL
+def test_user_defined_pieces_always_match(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a<tool>b", **PLAIN)
+    assert [tokenizer.token_text(i) for i in ids].count("<tool>") == 1
+
+
+def test_runs_of_spaces_use_the_user_defined_pieces() -> None:
+    ids = SPM_RUNS.encode("a       b", **PLAIN)  # seven spaces
+    pieces = [SPM_RUNS.token_text(i) for i in ids]
+    assert pieces[:3] == ["a", " " * 4, " " * 2]
+    assert SPM_RUNS.decode(ids) == "a       b"
+
+
+def test_tokens_around_a_text_follow_the_flags() -> None:
+    plain = SPM.encode("wheel", **PLAIN)
+    assert SPM.add_bos
+    assert SPM.encode("wheel", add_special=True, parse_special=False) == [1, *plain]
+    both = load_tokenizer(changed(spm_checkpoint(), add_eos_token=True, add_bos_token=False))
+    assert both.encode("wheel", add_special=True, parse_special=False) == [*plain, 2]
+    assert not both.add_bos
+    assert BPE.encode("wheel", add_special=True, parse_special=True) == BPE.encode("wheel", **PLAIN)
+
+
+def test_a_beginning_token_is_never_doubled() -> None:
+    once = SPM.encode("<s>wheel", add_special=True, parse_special=True)
+    assert once == SPM.encode("wheel", add_special=True, parse_special=True)
+    assert SPM.encode("<s>wheel", add_special=True, parse_special=False).count(1) == 1
+
+
+def test_default_flags_follow_the_kind_of_vocabulary() -> None:
+    assert load_tokenizer(changed(bpe_checkpoint(), add_bos_token=None)).add_bos is False
+    llama3 = changed(bpe_checkpoint(pre="llama-bpe"), add_bos_token=None)
+    assert load_tokenizer(llama3).add_bos is True
+
+
+def test_end_ids_are_declared_ones_and_well_known_texts() -> None:
+    assert BPE.eos_ids == (2, 0)  # <|im_end|> declared, <|endoftext|> known
+    assert SPM.eos_ids == (2, SPM.special_tokens["<|im_end|>"])
+
+
+def test_harmony_end_separates_messages_only() -> None:
+    texts = ["<|return|>", "<|call|>", "<|end|>", "a"]
+    tokenizer = load_tokenizer(
+        gguf(model="gpt2", pre="gpt-4o", tokens=texts, token_type=[3, 3, 3, 1], merges=[])
+    )
+    assert tokenizer.eos_ids == (0, 1)
+
+
+def test_an_end_text_of_another_type_counts_as_control() -> None:
+    kinds = list(bpe_checkpoint().metadata["tokenizer.ggml.token_type"])
+    kinds[2] = 4  # <|im_end|> said to be user-defined
+    tokenizer = load_tokenizer(changed(bpe_checkpoint(), token_type=kinds))
+    assert tokenizer.is_control(2)
+    assert 2 not in tokenizer.encode("<|im_end|>", **PLAIN)
+
+
+def test_control_tokens_are_no_text() -> None:
+    ids = BPE.encode("<|im_start|>wheel<|im_end|>", add_special=False, parse_special=True)
+    assert BPE.decode(ids) == "wheel"
+    assert BPE.decode(ids, skip_special=False) == "<|im_start|>wheel<|im_end|>"
+    assert BPE.token_bytes(2) == b""
+    assert BPE.token_text(2) == "<|im_end|>"
+
+
+def test_bytes_of_tokens() -> None:
+    assert b"".join(map(BPE.token_bytes, BPE.encode("Räder 🙂", **PLAIN))) == "Räder 🙂".encode()
+    newline = SPM.encode("a\x07", **PLAIN)[-1]
+    assert SPM.token_text(newline) == "<0x07>"
+    assert SPM.token_bytes(newline) == b"\x07"
+
+
+def test_added_space_is_dropped_at_the_start_only() -> None:
+    ids = SPM.encode("wheel wheel", **PLAIN)
+    assert SPM.token_bytes(ids[0]).startswith(b" ")
+    assert SPM.decode(ids) == "wheel wheel"
+    assert SPM.decode([1, *ids]) == "wheel wheel"
+
+
+def test_white_space_after_phi3_tokens_belongs_to_them() -> None:
+    checkpoint = spm_checkpoint()
+    named = type(checkpoint)(
+        "phi.gguf", "gguf", {**checkpoint.metadata, "general.name": "Phi-3 mini"}, {}
+    )
+    tokenizer = load_tokenizer(named)
+    tight = tokenizer.encode("<|im_end|>wheel", add_special=False, parse_special=True)
+    assert tokenizer.encode("<|im_end|>\n wheel", add_special=False, parse_special=True) == tight
+
+
+@pytest.mark.parametrize("text", ["a\ud800b", "\udcff"])
+def test_lone_surrogates_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="lone surrogate"):
+        BPE.encode(text, **PLAIN)
+
+
+def test_bytes_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="it must be str"):
+        BPE.encode(b"abc", **PLAIN)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("token_id", [-1, 10**6])
+def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
+    with pytest.raises(InvalidRequest, match="not in the vocabulary"):
+        BPE.token_bytes(token_id)
+
+
+@pytest.mark.parametrize("model", ["bert", "t5", "gemma4", "plamo2", "rwkv", "none", "", 7])
+def test_other_kinds_are_refused_by_name(model: object) -> None:
+    with pytest.raises(UnsupportedModel, match=r"known are gpt2 .*, llama"):
+        load_tokenizer(gguf(model=model))
