@@ -1,9 +1,9 @@
 // Paged causal attention: softmax(scale * q.k) v, online over tiles of 64 keys (Milakov and
 // Gimelshein 2018), in splits of 512 keys that are merged in order (as flash decoding does).
 //
-// Tile and split borders are absolute positions, and every (query, head) row does its own arithmetic in
-// key order, so chunk size, batch and threads cannot change a bit. The rows of a tile share each load
-// of K and V: all query heads of the KV head, times the query tokens of the tile.
+// Tile and split borders are absolute positions, and every (query, head) row does its own
+// arithmetic in key order, so chunk size, batch and threads cannot change a bit. The rows of a tile
+// share each load of K and V: all query heads of the KV head, times the query tokens of the tile.
 //
 // Layout of one page of one KV head: K as [head_dim][PAGE], so that 16 keys are the lanes of one
 // vector and a score needs no horizontal sum; then V as [PAGE][head_dim].
@@ -52,8 +52,8 @@ HR_INLINE void score_pages(const AttendArgs& a, int key, Rows& r, int at) {
             HR_UNROLL for (int m = 0; m < M; m++) s[m][j] = v_fma(v_set1(r.q[m][d]), kd, s[m][j]);
         }
     }
-    HR_UNROLL for (int j = 0; j < NP; j++)
-        HR_UNROLL for (int m = 0; m < M; m++) v_store(&r.p[m][at + j * PAGE], s[m][j]);
+    HR_UNROLL for (int j = 0; j < NP; j++) HR_UNROLL for (int m = 0; m < M; m++)
+        v_store(&r.p[m][at + j * PAGE], s[m][j]);
 }
 
 template <class T, int M>
@@ -66,7 +66,8 @@ HR_INLINE void score_tile(const AttendArgs& a, int tile, int end, Rows& r) {
 }
 
 // Keys [lo, hi) of the tile count; scores become probabilities, acc and sum are rescaled.
-HR_INLINE void softmax_tile(const AttendArgs& a, RowState& s, float* p, float* acc, int lo, int hi) {
+HR_INLINE void softmax_tile(const AttendArgs& a, RowState& s, float* p, float* acc, int lo,
+                            int hi) {
     if (a.softcap > 0.0f) {
         for (int i = 0; i < KEY_TILE; i += 16) {  // c * tanh(x / c) = c - 2c / (exp(2x / c) + 1)
             V e = v_exp(v_mul(v_load(p + i), v_set1(2.0f / a.softcap)));
@@ -89,8 +90,7 @@ HR_INLINE void softmax_tile(const AttendArgs& a, RowState& s, float* p, float* a
     s.sum = s.sum * keep + v_sum(sum);
     s.max = top;
     if (keep == 1.0f) return;
-    for (int d = 0; d < a.head_dim; d += 16)
-        v_store(acc + d, v_mul(v_load(acc + d), v_set1(keep)));
+    for (int d = 0; d < a.head_dim; d += 16) v_store(acc + d, v_mul(v_load(acc + d), v_set1(keep)));
 }
 
 // acc[m][d ..] += p[m][key] * v[key][d ..] for keys [begin, end) of the tile, rows [m0, m0 + M).
@@ -98,8 +98,8 @@ template <class T, int M, int NV>
 HR_INLINE void value_block(const AttendArgs& a, int tile, int begin, int end, Rows& r, int m0,
                            int d) {
     V acc[M][NV];
-    HR_UNROLL for (int m = 0; m < M; m++)
-        HR_UNROLL for (int i = 0; i < NV; i++) acc[m][i] = v_load(&r.acc[m0 + m][d + 16 * i]);
+    HR_UNROLL for (int m = 0; m < M; m++) HR_UNROLL for (int i = 0; i < NV; i++) acc[m][i] =
+        v_load(&r.acc[m0 + m][d + 16 * i]);
     int key = begin;
     while (key < end) {
         const T* page = page_pointer<T>(a, tile + key) + PAGE * a.head_dim + d;
@@ -108,13 +108,13 @@ HR_INLINE void value_block(const AttendArgs& a, int tile, int begin, int end, Ro
             const T* v = page + (key % PAGE) * a.head_dim;
             HR_UNROLL for (int i = 0; i < NV; i++) {
                 V vd = v_load(v + 16 * i);
-                HR_UNROLL for (int m = 0; m < M; m++)
-                    acc[m][i] = v_fma(v_set1(r.p[m0 + m][key]), vd, acc[m][i]);
+                HR_UNROLL for (int m = 0; m < M; m++) acc[m][i] =
+                    v_fma(v_set1(r.p[m0 + m][key]), vd, acc[m][i]);
             }
         }
     }
-    HR_UNROLL for (int m = 0; m < M; m++)
-        HR_UNROLL for (int i = 0; i < NV; i++) v_store(&r.acc[m0 + m][d + 16 * i], acc[m][i]);
+    HR_UNROLL for (int m = 0; m < M; m++) HR_UNROLL for (int i = 0; i < NV; i++)
+        v_store(&r.acc[m0 + m][d + 16 * i], acc[m][i]);
 }
 
 template <class T, int M>

@@ -1,7 +1,7 @@
 // Python sees five classes: Pool, Weight, KvPool, Program, and test entries for single kernels.
 //
-// The only checker: shapes, ranges, page ids and token ids are verified here, each error names the bad
-// argument; below this file nothing is checked. The GIL is released while kernels run.
+// The only checker: shapes, ranges, page ids and token ids are verified here, each error names the
+// bad argument; below this file nothing is checked. The GIL is released while kernels run.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -46,7 +46,8 @@ std::unique_ptr<Weight> make_weight(int kind, const std::vector<Bytes>& parts,
             "weight: unknown block kind " + std::to_string(kind));
     require(k > 0 && k % elements == 0,
             "weight: row length " + std::to_string(k) + " is no multiple of the block");
-    require(!parts.empty() && parts.size() == rows.size(), "weight: parts and rows differ in length");
+    require(!parts.empty() && parts.size() == rows.size(),
+            "weight: parts and rows differ in length");
     size_t row_bytes = static_cast<size_t>(k / elements) * static_cast<size_t>(bytes);
     std::vector<PackPart> list;
     for (size_t i = 0; i < parts.size(); i++) {
@@ -71,11 +72,21 @@ Floats weight_row(const Weight& w, int row) {
 // ---------------------------------------------------------------- program
 
 RowOp row_op_named(const std::string& name) {
-    static constexpr struct { const char* name; RowOp op; } NAMES[] = {
-        {"embedding", RowOp::EMBEDDING}, {"rms_norm", RowOp::RMS_NORM}, {"rope", RowOp::ROPE},
-        {"glu_silu", RowOp::GLU_SILU}, {"glu_gelu_tanh", RowOp::GLU_GELU_TANH}, {"add", RowOp::ADD},
-        {"scale", RowOp::SCALE}, {"softcap", RowOp::SOFTCAP}, {"take_rows", RowOp::TAKE_ROWS},
-        {"quantize", RowOp::QUANTIZE}, {"kv_write", RowOp::KV_WRITE},
+    static constexpr struct {
+        const char* name;
+        RowOp op;
+    } NAMES[] = {
+        {"embedding", RowOp::EMBEDDING},
+        {"rms_norm", RowOp::RMS_NORM},
+        {"rope", RowOp::ROPE},
+        {"glu_silu", RowOp::GLU_SILU},
+        {"glu_gelu_tanh", RowOp::GLU_GELU_TANH},
+        {"add", RowOp::ADD},
+        {"scale", RowOp::SCALE},
+        {"softcap", RowOp::SOFTCAP},
+        {"take_rows", RowOp::TAKE_ROWS},
+        {"quantize", RowOp::QUANTIZE},
+        {"kv_write", RowOp::KV_WRITE},
     };
     for (const auto& n : NAMES)
         if (name == n.name) return n.op;
@@ -123,9 +134,15 @@ void check_input(const BoundProgram& b, const StepInput& in) {
 
 Floats2 run_program(BoundProgram& b, Ints token_ids, Ints positions, Ints cu_seqlens,
                     Ints context_lens, Ints2 page_table, Ints rows) {
-    StepInput in{token_ids.data(), positions.data(), cu_seqlens.data(), context_lens.data(),
-                 page_table.data(), rows.data(), static_cast<int>(token_ids.size()),
-                 static_cast<int>(context_lens.size()), static_cast<int>(rows.size()),
+    StepInput in{token_ids.data(),
+                 positions.data(),
+                 cu_seqlens.data(),
+                 context_lens.data(),
+                 page_table.data(),
+                 rows.data(),
+                 static_cast<int>(token_ids.size()),
+                 static_cast<int>(context_lens.size()),
+                 static_cast<int>(rows.size()),
                  static_cast<int>(page_table.shape(1))};
     require(positions.size() == token_ids.size(), "positions: one per token");
     require(cu_seqlens.size() == context_lens.size() + 1, "cu_seqlens: one more than sequences");
@@ -240,31 +257,28 @@ NB_MODULE(_native, m) {
         .def(nb::init<Pool&, const std::string&, KvPool&, int, int, int, int>(), nb::arg("pool"),
              nb::arg("isa"), nb::arg("kv"), nb::arg("max_tokens"), nb::arg("max_seqs"),
              nb::arg("max_rows"), nb::arg("vocab"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
-        .def("add_buffer", [](BoundProgram& b, int w, bool r) { return b.program.add_buffer(w, r); })
-        .def("add_quantized_buffer",
-             [](BoundProgram& b, int k, bool r, bool h) {
-                 return b.program.add_quantized_buffer(k, r, h);
-             })
-        .def("add_rope",
-             [](BoundProgram& b, std::vector<double> f, bool i, float s) {
-                 return b.program.add_rope(std::move(f), i, s);
-             })
+        .def("add_buffer",
+             [](BoundProgram& b, int w, bool r) { return b.program.add_buffer(w, r); })
+        .def("add_quantized_buffer", [](BoundProgram& b, int k, bool r,
+                                        bool h) { return b.program.add_quantized_buffer(k, r, h); })
+        .def("add_rope", [](BoundProgram& b, std::vector<double> f, bool i,
+                            float s) { return b.program.add_rope(std::move(f), i, s); })
         .def("begin_rows", [](BoundProgram& b, bool r) { b.program.begin_rows(r); })
         .def("row_op", &row_op, nb::arg("op"), nb::arg("a"), nb::arg("b"), nb::arg("out"),
              nb::arg("weight").none(), nb::arg("width"), nb::arg("count"), nb::arg("value"),
              nb::arg("index"), nb::keep_alive<1, 6>())
         .def("begin_linears", [](BoundProgram& b, bool r) { b.program.begin_linears(r); })
-        .def("linear",
-             [](BoundProgram& b, int in, int out, const Weight& w, const Weight* bias) {
-                 b.program.linear({in, out, !w.format.is_float(), &w, bias});
-             },
-             nb::arg("input"), nb::arg("out"), nb::arg("weight"), nb::arg("bias").none(),
-             nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+        .def(
+            "linear",
+            [](BoundProgram& b, int in, int out, const Weight& w, const Weight* bias) {
+                b.program.linear({in, out, !w.format.is_float(), &w, bias});
+            },
+            nb::arg("input"), nb::arg("out"), nb::arg("weight"), nb::arg("bias").none(),
+            nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
         .def("attend",
              [](BoundProgram& b, int q, int out, int layer, int heads, float scale, int window,
                 float cap) { b.program.attend({q, out, layer, heads, scale, window, cap}); })
         .def("finish", [](BoundProgram& b, int o, int w) { b.program.finish(o, w); })
-        .def("run", &run_program, nb::arg("token_ids"), nb::arg("positions"),
-             nb::arg("cu_seqlens"), nb::arg("context_lens"), nb::arg("page_table"),
-             nb::arg("rows"));
+        .def("run", &run_program, nb::arg("token_ids"), nb::arg("positions"), nb::arg("cu_seqlens"),
+             nb::arg("context_lens"), nb::arg("page_table"), nb::arg("rows"));
 }

@@ -2,9 +2,9 @@
 //
 // Quantised: per group of 32, an exact integer dot of int8 activations and weights, then
 //   acc = fma(float(dot) * scale_w, scale_x, acc);  acc = fma(min_w, scale_x * sum(x), acc)
-// in group order. Float: acc = fma(w, x, acc) in k order. Each lane is one output row, so tile sizes,
-// threads and ISAs cannot change a bit. Bound: weight bytes at one token, integer throughput from
-// about five. Layouts: quant.h.
+// in group order. Float: acc = fma(w, x, acc) in k order. Each lane is one output row, so tile
+// sizes, threads and ISAs cannot change a bit. Bound: weight bytes at one token, integer throughput
+// from about five. Layouts: quant.h.
 namespace headrace {
 namespace HR_ISA {
 
@@ -31,8 +31,8 @@ template <int TT, int K0, int K1>
 HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
     HR_UNROLL for (int i = K0; i < K1; i++) {
         __m512i r = _mm512_loadu_si512(w + 64 * i);
-        HR_UNROLL for (int t = 0; t < TT; t++)
-            acc[t] = _mm512_dpbusd_epi32(acc[t], r, _mm512_set1_epi32(x[i * TT + t]));
+        HR_UNROLL for (int t = 0; t < TT; t++) acc[t] =
+            _mm512_dpbusd_epi32(acc[t], r, _mm512_set1_epi32(x[i * TT + t]));
     }
 }
 constexpr bool S8_IS_BIASED = true;  // dot_s8 multiplies by q + 128
@@ -53,15 +53,17 @@ HR_INLINE void dot_u4(const uint8_t* w, const int32_t* x, ni* acc) {
             s[t] = i == K0 / 2 ? p : _mm256_add_epi16(s[t], p);
             p = _mm256_maddubs_epi16(b, _mm256_set1_epi32(x[(2 * i + 1) * TT + t]));
             s[t] = _mm256_add_epi16(s[t], p);
-            __asm__ volatile("" : "+x"(s[t]));  // keep the sum in a register: GCC spills it otherwise
+            __asm__ volatile(""
+                             : "+x"(s[t]));  // keep the sum in a register: GCC spills it otherwise
         }
     }
     const __m256i ones = _mm256_set1_epi16(1);
-    HR_UNROLL for (int t = 0; t < TT; t++)
-        acc[t] = _mm256_add_epi32(acc[t], _mm256_madd_epi16(s[t], ones));
+    HR_UNROLL for (int t = 0; t < TT; t++) acc[t] =
+        _mm256_add_epi32(acc[t], _mm256_madd_epi16(s[t], ones));
 }
 
-// |w| <= 128 and |x| <= 127: a maddubs pair is at most 2 * 128 * 127 = 32,512, then widened at once.
+// |w| <= 128 and |x| <= 127: a maddubs pair is at most 2 * 128 * 127 = 32,512, then widened at
+// once.
 template <int TT, int K0, int K1>
 HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
     const __m256i bias = _mm256_set1_epi8(static_cast<char>(0x80));
@@ -99,8 +101,8 @@ template <int TT, int K0, int K1>
 HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
     HR_UNROLL for (int i = K0; i < K1; i++) {
         int8x16_t r = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w + 64 * i), vdupq_n_u8(0x80)));
-        HR_UNROLL for (int t = 0; t < TT; t++)
-            acc[t] = vdotq_s32(acc[t], r, vreinterpretq_s8_s32(vdupq_n_s32(x[i * TT + t])));
+        HR_UNROLL for (int t = 0; t < TT; t++) acc[t] =
+            vdotq_s32(acc[t], r, vreinterpretq_s8_s32(vdupq_n_s32(x[i * TT + t])));
     }
 }
 constexpr bool S8_IS_BIASED = false;
@@ -132,8 +134,7 @@ HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
     for (int i = K0; i < K1; i++)
         for (int l = 0; l < 16; l++) {
             int8_t a[4];
-            for (int j = 0; j < 4; j++)
-                a[j] = static_cast<int8_t>(w[64 * i + 4 * l + j] ^ 0x80);
+            for (int j = 0; j < 4; j++) a[j] = static_cast<int8_t>(w[64 * i + 4 * l + j] ^ 0x80);
             for (int t = 0; t < TT; t++) acc[t].v[l] += dot4(a, x[i * TT + t]);
         }
 }
@@ -189,13 +190,13 @@ HR_INLINE void accumulate(const uint8_t* w, const uint8_t* scales, const uint8_t
     ni acc[TT];
     group_dot<Q, ZP, TT, K0, K1>(w, x, acc);
     nf d = load_scale<F32>(scales, index);
-    HR_UNROLL for (int t = 0; t < TT; t++)
-        sum[t] = n_fma(n_mul(i_to_f(acc[t]), d), n_set1(word_float(x[8 * TT + t])), sum[t]);
+    HR_UNROLL for (int t = 0; t < TT; t++) sum[t] =
+        n_fma(n_mul(i_to_f(acc[t]), d), n_set1(word_float(x[8 * TT + t])), sum[t]);
     if constexpr (MIN) {
         constexpr int ss = Sums<TT, K0, K1>::SS;
         nf m = load_scale<F32>(mins, index);
-        HR_UNROLL for (int t = 0; t < TT; t++)
-            sum[t] = n_fma(m, n_set1(word_float(x[ss + t])), sum[t]);
+        HR_UNROLL for (int t = 0; t < TT; t++) sum[t] =
+            n_fma(m, n_set1(word_float(x[ss + t])), sum[t]);
     }
 }
 
@@ -295,16 +296,17 @@ static void float_tile(const LinearArgs& a, int p, int token) {
     const size_t step = a.layout.stride / a.format.element_bytes();
     for (int lane = 0; lane < PANEL; lane += LANES) {
         nf sum[NP][TT];
-        HR_UNROLL for (int j = 0; j < NP; j++)
-            HR_UNROLL for (int t = 0; t < TT; t++) sum[j][t] = n_zero();
+        HR_UNROLL for (int j = 0; j < NP; j++) HR_UNROLL for (int t = 0; t < TT; t++) sum[j][t] =
+            n_zero();
         for (int k = 0; k < a.k; k++) {
             HR_UNROLL for (int j = 0; j < NP; j++) {
                 nf w = load_float<Q>(panel, j * step + static_cast<size_t>(k) * PANEL + lane);
-                HR_UNROLL for (int t = 0; t < TT; t++)
-                    sum[j][t] = n_fma(w, n_set1(x[static_cast<size_t>(t) * a.ldx + k]), sum[j][t]);
+                HR_UNROLL for (int t = 0; t < TT; t++) sum[j][t] =
+                    n_fma(w, n_set1(x[static_cast<size_t>(t) * a.ldx + k]), sum[j][t]);
             }
         }
-        HR_UNROLL for (int j = 0; j < NP; j++) store_rows<TT>(a, (p + j) * PANEL + lane, token, sum[j]);
+        HR_UNROLL for (int j = 0; j < NP; j++)
+            store_rows<TT>(a, (p + j) * PANEL + lane, token, sum[j]);
     }
 }
 
@@ -350,13 +352,13 @@ static void linear(const LinearArgs& a) {
 
 // ---------------------------------------------------------------- activations to int8
 
-// The scale of 32 floats: largest magnitude / 127, found on the bit patterns so that NaN and infinity
-// survive as the scale and reach the output of their own token instead of vanishing.
+// The scale of 32 floats: largest magnitude / 127, found on the bit patterns so that NaN and
+// infinity survive as the scale and reach the output of their own token instead of vanishing.
 HR_INLINE float group_scale(const float* x, float* inverse) {
     ni m = i_zero();
     const ni magnitude = i_set1(0x7fffffff);
-    HR_UNROLL for (int i = 0; i < GROUP; i += LANES)
-        m = i_max(m, i_and(f_bits(n_load(x + i)), magnitude));
+    HR_UNROLL for (int i = 0; i < GROUP; i += LANES) m =
+        i_max(m, i_and(f_bits(n_load(x + i)), magnitude));
     int32_t lanes[LANES];
     i_store(lanes, m);
     int32_t top = 0;

@@ -15,17 +15,9 @@ namespace headrace {
 
 const Kernels* kernels_neon() {
     static constexpr Kernels table = {
-        "neon",
-        neon::linear,
-        neon::quantize,
-        neon::rms_norm,
-        neon::rope,
-        neon::silu_mul,
-        neon::gelu_tanh_mul,
-        neon::softcap,
-        neon::kv_write,
-        neon::attend,
-        neon::exp_row,
+        "neon",         neon::linear,   neon::quantize,      neon::rms_norm,
+        neon::rope,     neon::silu_mul, neon::gelu_tanh_mul, neon::softcap,
+        neon::kv_write, neon::attend,   neon::exp_row,
     };
     return &table;
 }

@@ -1,7 +1,7 @@
 // The function table of plain-pointer kernels: the whole contract between an ISA and the program.
 //
-// Each isa_*.cpp fills one table. No allocation, no exceptions, no Python below this line; sizes and
-// alignment were checked above it.
+// Each isa_*.cpp fills one table. No allocation, no exceptions, no Python below this line; sizes
+// and alignment were checked above it.
 #pragma once
 
 #include <stdint.h>
@@ -17,29 +17,29 @@ struct LinearArgs {
     PanelLayout layout;
     int n, k;
     int begin, end;
-    const float* bias;     // [n] or null
-    const float* x;        // float formats: [T][ldx]
+    const float* bias;  // [n] or null
+    const float* x;     // float formats: [T][ldx]
     int ldx;
-    const int32_t* xq;     // quantised formats: tiles
+    const int32_t* xq;  // quantised formats: tiles
     bool has_halves;
     int tokens;
-    float* y;              // [T][ldy]
+    float* y;  // [T][ldy]
     int ldy;
 };
 
 // One query tile (consecutive tokens of one sequence) against one KV head.
 struct AttendArgs {
-    const float* q;        // first token's first head of the group
-    int q_stride;          // floats from token to token
-    float* out;            // same geometry as q
+    const float* q;  // first token's first head of the group
+    int q_stride;    // floats from token to token
+    float* out;      // same geometry as q
     int out_stride;
     int head_dim;
-    int group;             // query heads per KV head
-    const void* kv;        // this layer, this KV head
+    int group;       // query heads per KV head
+    const void* kv;  // this layer, this KV head
     bool is_f16;
     size_t page_elements;  // elements from page to page
     const int32_t* pages;
-    int position;          // of the first token
+    int position;  // of the first token
     int tokens;
     float scale;
     int window;
@@ -47,9 +47,9 @@ struct AttendArgs {
 };
 
 struct KvWriteArgs {
-    const float* k;        // [num_kv_heads][head_dim] of one token
+    const float* k;  // [num_kv_heads][head_dim] of one token
     const float* v;
-    void* kv;              // this layer
+    void* kv;  // this layer
     bool is_f16;
     int num_kv_heads, head_dim;
     size_t page_elements;

@@ -1,13 +1,14 @@
-// Repacking: every stored block kind becomes integers, scales and mins of one of a few panel formats.
+// Repacking: every stored block kind becomes integers, scales and mins of one of a few panel
+// formats.
 //
-// Nothing is re-quantised: integers are the stored ones, and scales are kept as f16 where the file has
-// f16, else as the f32 product that decoding would form (k-quants: d * sub-scale). Block layouts:
-// the GGUF specification; see formats/blocks.py for the readable twin.
+// Nothing is re-quantised: integers are the stored ones, and scales are kept as f16 where the file
+// has f16, else as the f32 product that decoding would form (k-quants: d * sub-scale). Block
+// layouts: the GGUF specification; see formats/blocks.py for the readable twin.
 #include "pack.h"
 
-#include <new>
 #include <stdlib.h>
 #include <string.h>
+#include <new>
 #include <vector>
 
 #include "pool.h"
@@ -178,7 +179,8 @@ void unpack_q6_k(const uint8_t* b, Row& r, size_t g) {
     for (int i = 0; i < 256; i++) {
         int run = i / 128, within = i % 128, quarter = within / 32, l = within % 32;
         uint8_t lo = low[64 * run + 32 * (quarter % 2) + l];
-        int v = (quarter < 2 ? lo & 15 : lo >> 4) | (((high[32 * run + l] >> (2 * quarter)) & 3) << 4);
+        int v =
+            (quarter < 2 ? lo & 15 : lo >> 4) | (((high[32 * run + l] >> (2 * quarter)) & 3) << 4);
         r.q[g * GROUP + i] = biased(v - 32);
     }
     for (int j = 0; j < 16; j++)

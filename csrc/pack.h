@@ -1,8 +1,8 @@
 // Stored blocks (GGUF and safetensors kinds) to panels; and one row back to floats, exactly.
 #pragma once
 
-#include <memory>
 #include <stdint.h>
+#include <memory>
 
 #include "quant.h"
 
@@ -12,8 +12,22 @@ class Pool;
 
 // Block kinds as stored; numbers are GGML type ids. C++ twin of formats/blocks.py.
 enum class Kind : int {
-    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11,
-    Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, BF16 = 30, MXFP4 = 39,
+    F32 = 0,
+    F16 = 1,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
+    Q8_0 = 8,
+    Q2_K = 10,
+    Q3_K = 11,
+    Q4_K = 12,
+    Q5_K = 13,
+    Q6_K = 14,
+    IQ4_NL = 20,
+    IQ4_XS = 23,
+    BF16 = 30,
+    MXFP4 = 39,
 };
 
 // An owned, packed matrix [n, k].

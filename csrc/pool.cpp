@@ -19,7 +19,8 @@ void pause_cpu() {
 // About 50 us of pauses (40 cycles each on recent x86): longer than the gap between two steps'
 // native calls when Python is quick, short enough not to burn a core between requests.
 constexpr int SPINS_BEFORE_PARK = 4000;
-// Waiting for another thread's chunk: after this many pauses it has probably lost its core; let it run.
+// Waiting for another thread's chunk: after this many pauses it has probably lost its core; let it
+// run.
 constexpr int SPINS_BEFORE_YIELD = 20000;
 
 }  // namespace

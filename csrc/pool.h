@@ -1,17 +1,17 @@
 // A small thread pool that runs a list of steps with its threads kept hot between them.
 //
-// A job is a list of regions, each cut into chunks; chunks are claimed one by one and a region is over
-// when its chunks are done, not when every thread has arrived. So a thread that the system has put
-// aside holds nobody up unless it owns a chunk, and throughput falls by no more than its share.
+// A job is a list of regions, each cut into chunks; chunks are claimed one by one and a region is
+// over when its chunks are done, not when every thread has arrived. So a thread that the system has
+// put aside holds nobody up unless it owns a chunk, and throughput falls by no more than its share.
 // Counters carry the job's number, which only grows: a thread that wakes late finds newer numbers,
 // claims nothing and touches no job, so nobody waits for it.
 // Between jobs, workers spin briefly, then park on a futex.
 #pragma once
 
+#include <stdint.h>
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <stdint.h>
 #include <thread>
 #include <vector>
 

@@ -1,25 +1,25 @@
 #include "program.h"
 
 #include <math.h>
-#include <new>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <new>
 
 namespace headrace {
 
 namespace {
 
-// Query tokens per attention work item: rows of an item share K and V loads in registers by fours, and
-// pages in L1 beyond that. More would leave threads idle on short prompts.
+// Query tokens per attention work item: rows of an item share K and V loads in registers by fours,
+// and pages in L1 beyond that. More would leave threads idle on short prompts.
 constexpr int QUERY_TILE = 8;
 
 }  // namespace
 
 KvPool::KvPool(int layers, int kv_heads, int dim, int pages, bool f16)
     : num_layers(layers), num_kv_heads(kv_heads), head_dim(dim), num_pages(pages), is_f16(f16) {
-    num_bytes = static_cast<size_t>(layers) * static_cast<size_t>(pages) * page_elements() *
-                (f16 ? 2 : 4);
+    num_bytes =
+        static_cast<size_t>(layers) * static_cast<size_t>(pages) * page_elements() * (f16 ? 2 : 4);
     void* p = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     data = static_cast<uint8_t*>(p);
@@ -29,8 +29,13 @@ KvPool::~KvPool() { munmap(data, num_bytes); }
 
 Program::Program(Pool& pool, const Kernels& kernels, KvPool* kv, int max_tokens, int max_seqs,
                  int max_rows)
-    : pool_(pool), kernels_(kernels), kv_(kv), max_tokens_(max_tokens), max_seqs_(max_seqs),
-      max_rows_(max_rows), token_seq_(static_cast<size_t>(max_tokens)) {
+    : pool_(pool),
+      kernels_(kernels),
+      kv_(kv),
+      max_tokens_(max_tokens),
+      max_seqs_(max_seqs),
+      max_rows_(max_rows),
+      token_seq_(static_cast<size_t>(max_tokens)) {
     tiles_.reserve(static_cast<size_t>(max_tokens));
 }
 
@@ -163,7 +168,8 @@ void Program::run_chunk(int region, int chunk, int) {
 // ---------------------------------------------------------------- row-wise ops
 
 void Program::run_row_op(const RowStep& s, int begin, int end) {
-    if (s.op == RowOp::QUANTIZE) {  // rows [begin, end) are one tile: begin is a multiple of MAX_TILE
+    if (s.op ==
+        RowOp::QUANTIZE) {  // rows [begin, end) are one tile: begin is a multiple of MAX_TILE
         const Buffer& out = buffers_[static_cast<size_t>(s.out)];
         int32_t* words = out.words() + static_cast<size_t>(begin) * static_cast<size_t>(out.width);
         int stride = buffers_[static_cast<size_t>(s.a)].width;
@@ -188,7 +194,8 @@ void Program::run_row(const RowStep& s, int i) {
         case RowOp::ROPE: {
             const RopeTable& t = ropes_[static_cast<size_t>(s.table)];
             int rotary = 2 * static_cast<int>(t.inv_freq.size());
-            const float* cs = t.cos_sin.data() + static_cast<size_t>(i) * static_cast<size_t>(rotary);
+            const float* cs =
+                t.cos_sin.data() + static_cast<size_t>(i) * static_cast<size_t>(rotary);
             return kernels_.rope(a, cs, s.count, s.width, rotary, t.is_interleaved, out);
         }
         case RowOp::GLU_SILU: return kernels_.silu_mul(a, b, s.width, out);

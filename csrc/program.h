@@ -1,13 +1,14 @@
 // A model's forward, recorded once and replayed in one call per step.
 //
-// The recorder (backends/cpu.py) appends ops over buffers; rows are symbolic: T tokens of the step or R
-// rows whose logits are wanted. Consecutive ops that work row by row form one region without a barrier
-// between them, and so do linears that read the same input. Arithmetic is in the kernels; here is only
-// who does what when. Buffers are sized once for the largest step; a run allocates nothing.
+// The recorder (backends/cpu.py) appends ops over buffers; rows are symbolic: T tokens of the step
+// or R rows whose logits are wanted. Consecutive ops that work row by row form one region without a
+// barrier between them, and so do linears that read the same input. Arithmetic is in the kernels;
+// here is only who does what when. Buffers are sized once for the largest step; a run allocates
+// nothing.
 #pragma once
 
-#include <memory>
 #include <stdint.h>
+#include <memory>
 #include <vector>
 
 #include "kernels.h"
@@ -29,8 +30,8 @@ struct KvPool {
     size_t head_elements() const { return 2u * PAGE * static_cast<size_t>(head_dim); }
     size_t page_elements() const { return head_elements() * static_cast<size_t>(num_kv_heads); }
     uint8_t* layer(int index) const {
-        return data + static_cast<size_t>(index) * static_cast<size_t>(num_pages) * page_elements() *
-                          (is_f16 ? 2 : 4);
+        return data + static_cast<size_t>(index) * static_cast<size_t>(num_pages) *
+                          page_elements() * (is_f16 ? 2 : 4);
     }
 };
 
@@ -53,7 +54,17 @@ struct RopeTable {
 };
 
 enum class RowOp : uint8_t {
-    EMBEDDING, RMS_NORM, ROPE, GLU_SILU, GLU_GELU_TANH, ADD, SCALE, SOFTCAP, TAKE_ROWS, QUANTIZE, KV_WRITE,
+    EMBEDDING,
+    RMS_NORM,
+    ROPE,
+    GLU_SILU,
+    GLU_GELU_TANH,
+    ADD,
+    SCALE,
+    SOFTCAP,
+    TAKE_ROWS,
+    QUANTIZE,
+    KV_WRITE,
 };
 
 // One row-wise op; the fields an op does not use stay zero.
@@ -61,8 +72,8 @@ struct RowStep {
     RowOp op;
     int a = -1, b = -1, out = -1;  // buffers
     const Weight* weight = nullptr;
-    int width = 0;   // of one row (RMS_NORM: of the normed axis)
-    int count = 1;   // RMS_NORM and ROPE: heads per row
+    int width = 0;       // of one row (RMS_NORM: of the normed axis)
+    int count = 1;       // RMS_NORM and ROPE: heads per row
     float value = 0.0f;  // eps, factor or cap
     int table = -1;      // ROPE
     int layer = -1;      // KV_WRITE

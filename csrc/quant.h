@@ -1,8 +1,8 @@
 // How weights and quantised activations lie in memory; shared by packing, kernels and bindings.
 //
 // A weight matrix [N, K] becomes panels of 16 output rows. Inside a panel K runs sequentially, four
-// elements of each of the 16 rows side by side (one 64-byte row per four k), so that each vector lane
-// owns one output row: its arithmetic is the same for any batch, thread count or vector width.
+// elements of each of the 16 rows side by side (one 64-byte row per four k), so that each vector
+// lane owns one output row: its arithmetic is the same for any batch, thread count or vector width.
 //
 //   quantised panel = [quants: groups * quant_bytes][scales: nscale * 16][mins: nscale * 16]
 //     U4: 4 bits unsigned; 64-byte row i of a group holds k4 = 2i in low and 2i+1 in high nibbles
@@ -32,7 +32,7 @@ struct Format {
     bool is_split = false;  // a scale per 16 elements
 
     bool is_float() const { return quant >= Quant::F32; }
-    size_t element_bytes() const { return quant == Quant::F32 ? 4 : 2; }  // float formats
+    size_t element_bytes() const { return quant == Quant::F32 ? 4 : 2; }   // float formats
     size_t quant_bytes() const { return quant == Quant::U4 ? 256 : 512; }  // per group and panel
     size_t scale_bytes() const { return has_f32_scale ? 4 : 2; }
 };
@@ -58,7 +58,8 @@ struct PanelLayout {
     }
 };
 
-// Quantised activations: tokens in tiles of TT <= MAX_TILE; per group of 32 a tile block of int32 words
+// Quantised activations: tokens in tiles of TT <= MAX_TILE; per group of 32 a tile block of int32
+// words
 //   q[8][TT] (four int8 of one token in each word), s[TT], ss[TT], z[TT]
 //   and, when any consumer has split groups, ss_half[2][TT], z_half[2][TT]
 // s: scale; ss = s * sum(q); z = -128 * sum(q), what a bias of 128 on the weights adds too much.

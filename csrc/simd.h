@@ -1,12 +1,13 @@
-// One vector vocabulary for every ISA; included once per isa_*.cpp inside that file's own namespace.
+// One vector vocabulary for every ISA; included once per isa_*.cpp inside that file's own
+// namespace.
 //
 // `nf` and `ni` are the native float and int32 vectors of LANES lanes. `V` is always 16 floats (one
-// panel row, one KV page), built from 16 / LANES natives, so an algorithm written on V does the same
-// arithmetic in the same order on every ISA. FMA is explicit, reductions have one fixed order, and
-// every file is compiled with -ffp-contract=off: results are bitwise equal across ISAs.
+// panel row, one KV page), built from 16 / LANES natives, so an algorithm written on V does the
+// same arithmetic in the same order on every ISA. FMA is explicit, reductions have one fixed order,
+// and every file is compiled with -ffp-contract=off: results are bitwise equal across ISAs.
 //
-// No std templates with external linkage in here: the linker might keep a wide copy and crash an older
-// CPU.
+// No std templates with external linkage in here: the linker might keep a wide copy and crash an
+// older CPU.
 #pragma once
 
 #include <math.h>
@@ -19,7 +20,8 @@
 #include <arm_neon.h>
 #endif
 
-// The scalar table exists for correctness on any CPU; forced inlining there only slows the compiler.
+// The scalar table exists for correctness on any CPU; forced inlining there only slows the
+// compiler.
 #if defined(HR_SCALAR)
 #define HR_INLINE static inline
 #define HR_UNROLL
@@ -62,8 +64,10 @@ HR_INLINE uint16_t float_to_half(float f) {
     if (magnitude > 0x7f800000u) {  // NaN: keep the top bits of its payload, quiet (as F16C does)
         return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
     }
-    if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds to infinity
-    if (magnitude < 0x38800000u) {  // subnormal half: add 0.5 so that the float unit rounds to 2^-24
+    if (magnitude >= 0x477ff000u)
+        return static_cast<uint16_t>(sign | 0x7c00u);  // rounds to infinity
+    if (magnitude <
+        0x38800000u) {  // subnormal half: add 0.5 so that the float unit rounds to 2^-24
         float m;
         memcpy(&m, &magnitude, 4);
         m += 0.5f;
@@ -107,8 +111,14 @@ HR_INLINE ni i_set1(int32_t x) { return _mm512_set1_epi32(x); }
 HR_INLINE ni i_add(ni a, ni b) { return _mm512_add_epi32(a, b); }
 HR_INLINE ni i_max(ni a, ni b) { return _mm512_max_epi32(a, b); }
 HR_INLINE ni i_and(ni a, ni b) { return _mm512_and_si512(a, b); }
-template <int N> HR_INLINE ni i_shl(ni a) { return _mm512_slli_epi32(a, N); }
-template <int N> HR_INLINE ni i_sra(ni a) { return _mm512_srai_epi32(a, N); }
+template <int N>
+HR_INLINE ni i_shl(ni a) {
+    return _mm512_slli_epi32(a, N);
+}
+template <int N>
+HR_INLINE ni i_sra(ni a) {
+    return _mm512_srai_epi32(a, N);
+}
 HR_INLINE void i_store(int32_t* p, ni v) { _mm512_storeu_si512(p, v); }
 HR_INLINE nf i_to_f(ni v) { return _mm512_cvtepi32_ps(v); }
 HR_INLINE ni f_to_i(nf v) { return _mm512_cvtps_epi32(v); }  // round to nearest even
@@ -146,11 +156,15 @@ HR_INLINE ni i_set1(int32_t x) { return _mm256_set1_epi32(x); }
 HR_INLINE ni i_add(ni a, ni b) { return _mm256_add_epi32(a, b); }
 HR_INLINE ni i_max(ni a, ni b) { return _mm256_max_epi32(a, b); }
 HR_INLINE ni i_and(ni a, ni b) { return _mm256_and_si256(a, b); }
-template <int N> HR_INLINE ni i_shl(ni a) { return _mm256_slli_epi32(a, N); }
-template <int N> HR_INLINE ni i_sra(ni a) { return _mm256_srai_epi32(a, N); }
-HR_INLINE void i_store(int32_t* p, ni v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
+template <int N>
+HR_INLINE ni i_shl(ni a) {
+    return _mm256_slli_epi32(a, N);
 }
+template <int N>
+HR_INLINE ni i_sra(ni a) {
+    return _mm256_srai_epi32(a, N);
+}
+HR_INLINE void i_store(int32_t* p, ni v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
 HR_INLINE nf i_to_f(ni v) { return _mm256_cvtepi32_ps(v); }
 HR_INLINE ni f_to_i(nf v) { return _mm256_cvtps_epi32(v); }
 HR_INLINE ni f_bits(nf v) { return _mm256_castps_si256(v); }
@@ -186,8 +200,14 @@ HR_INLINE ni i_set1(int32_t x) { return vdupq_n_s32(x); }
 HR_INLINE ni i_add(ni a, ni b) { return vaddq_s32(a, b); }
 HR_INLINE ni i_max(ni a, ni b) { return vmaxq_s32(a, b); }
 HR_INLINE ni i_and(ni a, ni b) { return vandq_s32(a, b); }
-template <int N> HR_INLINE ni i_shl(ni a) { return vshlq_n_s32(a, N); }
-template <int N> HR_INLINE ni i_sra(ni a) { return vshrq_n_s32(a, N); }
+template <int N>
+HR_INLINE ni i_shl(ni a) {
+    return vshlq_n_s32(a, N);
+}
+template <int N>
+HR_INLINE ni i_sra(ni a) {
+    return vshrq_n_s32(a, N);
+}
 HR_INLINE void i_store(int32_t* p, ni v) { vst1q_s32(p, v); }
 HR_INLINE nf i_to_f(ni v) { return vcvtq_f32_s32(v); }
 HR_INLINE ni f_to_i(nf v) { return vcvtnq_s32_f32(v); }
@@ -196,21 +216,58 @@ HR_INLINE nf i_bits(ni v) { return vreinterpretq_f32_s32(v); }
 
 #else  // scalar: the same names on 16 plain floats
 constexpr int LANES = 16;
-struct nf { float v[16]; };
-struct ni { int32_t v[16]; };
+struct nf {
+    float v[16];
+};
+struct ni {
+    int32_t v[16];
+};
 #define HR_EACH for (int l = 0; l < 16; l++)
-HR_INLINE nf n_set1(float x) { nf r; HR_EACH r.v[l] = x; return r; }
+HR_INLINE nf n_set1(float x) {
+    nf r;
+    HR_EACH r.v[l] = x;
+    return r;
+}
 HR_INLINE nf n_zero() { return n_set1(0.0f); }
-HR_INLINE nf n_load(const float* p) { nf r; memcpy(r.v, p, 64); return r; }
+HR_INLINE nf n_load(const float* p) {
+    nf r;
+    memcpy(r.v, p, 64);
+    return r;
+}
 HR_INLINE void n_store(float* p, nf a) { memcpy(p, a.v, 64); }
-HR_INLINE nf n_add(nf a, nf b) { HR_EACH a.v[l] += b.v[l]; return a; }
-HR_INLINE nf n_sub(nf a, nf b) { HR_EACH a.v[l] -= b.v[l]; return a; }
-HR_INLINE nf n_mul(nf a, nf b) { HR_EACH a.v[l] *= b.v[l]; return a; }
-HR_INLINE nf n_div(nf a, nf b) { HR_EACH a.v[l] /= b.v[l]; return a; }
-HR_INLINE nf n_max(nf a, nf b) { HR_EACH a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l]; return a; }
-HR_INLINE nf n_min(nf a, nf b) { HR_EACH a.v[l] = a.v[l] < b.v[l] ? a.v[l] : b.v[l]; return a; }
-HR_INLINE nf n_fma(nf a, nf b, nf c) { HR_EACH a.v[l] = fmaf(a.v[l], b.v[l], c.v[l]); return a; }
-HR_INLINE nf n_load_f16(const uint16_t* p) { nf r; HR_EACH r.v[l] = half_to_float(p[l]); return r; }
+HR_INLINE nf n_add(nf a, nf b) {
+    HR_EACH a.v[l] += b.v[l];
+    return a;
+}
+HR_INLINE nf n_sub(nf a, nf b) {
+    HR_EACH a.v[l] -= b.v[l];
+    return a;
+}
+HR_INLINE nf n_mul(nf a, nf b) {
+    HR_EACH a.v[l] *= b.v[l];
+    return a;
+}
+HR_INLINE nf n_div(nf a, nf b) {
+    HR_EACH a.v[l] /= b.v[l];
+    return a;
+}
+HR_INLINE nf n_max(nf a, nf b) {
+    HR_EACH a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l];
+    return a;
+}
+HR_INLINE nf n_min(nf a, nf b) {
+    HR_EACH a.v[l] = a.v[l] < b.v[l] ? a.v[l] : b.v[l];
+    return a;
+}
+HR_INLINE nf n_fma(nf a, nf b, nf c) {
+    HR_EACH a.v[l] = fmaf(a.v[l], b.v[l], c.v[l]);
+    return a;
+}
+HR_INLINE nf n_load_f16(const uint16_t* p) {
+    nf r;
+    HR_EACH r.v[l] = half_to_float(p[l]);
+    return r;
+}
 HR_INLINE nf n_load_bf16(const uint16_t* p) {
     nf r;
     HR_EACH {
@@ -220,50 +277,112 @@ HR_INLINE nf n_load_bf16(const uint16_t* p) {
     return r;
 }
 HR_INLINE void n_store_f16(uint16_t* p, nf a) { HR_EACH p[l] = float_to_half(a.v[l]); }
-HR_INLINE ni i_set1(int32_t x) { ni r; HR_EACH r.v[l] = x; return r; }
+HR_INLINE ni i_set1(int32_t x) {
+    ni r;
+    HR_EACH r.v[l] = x;
+    return r;
+}
 HR_INLINE ni i_zero() { return i_set1(0); }
-HR_INLINE ni i_add(ni a, ni b) { HR_EACH a.v[l] += b.v[l]; return a; }
-HR_INLINE ni i_max(ni a, ni b) { HR_EACH a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l]; return a; }
-HR_INLINE ni i_and(ni a, ni b) { HR_EACH a.v[l] &= b.v[l]; return a; }
-template <int N> HR_INLINE ni i_shl(ni a) {
+HR_INLINE ni i_add(ni a, ni b) {
+    HR_EACH a.v[l] += b.v[l];
+    return a;
+}
+HR_INLINE ni i_max(ni a, ni b) {
+    HR_EACH a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l];
+    return a;
+}
+HR_INLINE ni i_and(ni a, ni b) {
+    HR_EACH a.v[l] &= b.v[l];
+    return a;
+}
+template <int N>
+HR_INLINE ni i_shl(ni a) {
     HR_EACH a.v[l] = static_cast<int32_t>(static_cast<uint32_t>(a.v[l]) << N);
     return a;
 }
-template <int N> HR_INLINE ni i_sra(ni a) { HR_EACH a.v[l] >>= N; return a; }
+template <int N>
+HR_INLINE ni i_sra(ni a) {
+    HR_EACH a.v[l] >>= N;
+    return a;
+}
 HR_INLINE void i_store(int32_t* p, ni a) { memcpy(p, a.v, 64); }
-HR_INLINE nf i_to_f(ni a) { nf r; HR_EACH r.v[l] = static_cast<float>(a.v[l]); return r; }
+HR_INLINE nf i_to_f(ni a) {
+    nf r;
+    HR_EACH r.v[l] = static_cast<float>(a.v[l]);
+    return r;
+}
 HR_INLINE ni f_to_i(nf a) {
     ni r;
     HR_EACH {  // out of range and NaN give INT32_MIN, as cvtps2dq does
         float x = a.v[l];
-        r.v[l] = x >= -2147483648.0f && x < 2147483648.0f ? static_cast<int32_t>(lrintf(x))
-                                                           : INT32_MIN;
+        r.v[l] =
+            x >= -2147483648.0f && x < 2147483648.0f ? static_cast<int32_t>(lrintf(x)) : INT32_MIN;
     }
     return r;
 }
-HR_INLINE ni f_bits(nf a) { ni r; memcpy(r.v, a.v, 64); return r; }
-HR_INLINE nf i_bits(ni a) { nf r; memcpy(r.v, a.v, 64); return r; }
+HR_INLINE ni f_bits(nf a) {
+    ni r;
+    memcpy(r.v, a.v, 64);
+    return r;
+}
+HR_INLINE nf i_bits(ni a) {
+    nf r;
+    memcpy(r.v, a.v, 64);
+    return r;
+}
 #undef HR_EACH
 #endif
 
 // ---------------------------------------------------------------- V: 16 floats
 
 constexpr int PARTS = 16 / LANES;
-struct V { nf p[PARTS]; };
+struct V {
+    nf p[PARTS];
+};
 
 #define HR_PARTS HR_UNROLL for (int i = 0; i < PARTS; i++)
-HR_INLINE V v_set1(float x) { V r; HR_PARTS r.p[i] = n_set1(x); return r; }
+HR_INLINE V v_set1(float x) {
+    V r;
+    HR_PARTS r.p[i] = n_set1(x);
+    return r;
+}
 HR_INLINE V v_zero() { return v_set1(0.0f); }
-HR_INLINE V v_load(const float* s) { V r; HR_PARTS r.p[i] = n_load(s + i * LANES); return r; }
-HR_INLINE V v_load(const uint16_t* s) { V r; HR_PARTS r.p[i] = n_load_f16(s + i * LANES); return r; }
+HR_INLINE V v_load(const float* s) {
+    V r;
+    HR_PARTS r.p[i] = n_load(s + i * LANES);
+    return r;
+}
+HR_INLINE V v_load(const uint16_t* s) {
+    V r;
+    HR_PARTS r.p[i] = n_load_f16(s + i * LANES);
+    return r;
+}
 HR_INLINE void v_store(float* d, V a) { HR_PARTS n_store(d + i * LANES, a.p[i]); }
 HR_INLINE void v_store(uint16_t* d, V a) { HR_PARTS n_store_f16(d + i * LANES, a.p[i]); }
-HR_INLINE V v_add(V a, V b) { HR_PARTS a.p[i] = n_add(a.p[i], b.p[i]); return a; }
-HR_INLINE V v_sub(V a, V b) { HR_PARTS a.p[i] = n_sub(a.p[i], b.p[i]); return a; }
-HR_INLINE V v_mul(V a, V b) { HR_PARTS a.p[i] = n_mul(a.p[i], b.p[i]); return a; }
-HR_INLINE V v_div(V a, V b) { HR_PARTS a.p[i] = n_div(a.p[i], b.p[i]); return a; }
-HR_INLINE V v_max(V a, V b) { HR_PARTS a.p[i] = n_max(a.p[i], b.p[i]); return a; }
-HR_INLINE V v_fma(V a, V b, V c) { HR_PARTS a.p[i] = n_fma(a.p[i], b.p[i], c.p[i]); return a; }
+HR_INLINE V v_add(V a, V b) {
+    HR_PARTS a.p[i] = n_add(a.p[i], b.p[i]);
+    return a;
+}
+HR_INLINE V v_sub(V a, V b) {
+    HR_PARTS a.p[i] = n_sub(a.p[i], b.p[i]);
+    return a;
+}
+HR_INLINE V v_mul(V a, V b) {
+    HR_PARTS a.p[i] = n_mul(a.p[i], b.p[i]);
+    return a;
+}
+HR_INLINE V v_div(V a, V b) {
+    HR_PARTS a.p[i] = n_div(a.p[i], b.p[i]);
+    return a;
+}
+HR_INLINE V v_max(V a, V b) {
+    HR_PARTS a.p[i] = n_max(a.p[i], b.p[i]);
+    return a;
+}
+HR_INLINE V v_fma(V a, V b, V c) {
+    HR_PARTS a.p[i] = n_fma(a.p[i], b.p[i], c.p[i]);
+    return a;
+}
 
 // The first n of 16 floats, the rest `fill`: rows whose width is no multiple of 16.
 HR_INLINE V v_load_part(const float* s, int n, float fill) {
@@ -281,8 +400,8 @@ HR_INLINE void v_store_part(float* d, V a, int n) {
 HR_INLINE float v_sum(V a) {
     float t[16];
     v_store(t, a);
-    HR_UNROLL for (int width = 8; width > 0; width /= 2)
-        HR_UNROLL for (int l = 0; l < width; l++) t[l] += t[l + width];
+    HR_UNROLL for (int width = 8; width > 0; width /= 2) HR_UNROLL for (int l = 0; l < width; l++)
+        t[l] += t[l + width];
     return t[0];
 }
 HR_INLINE float v_hmax(V a) {
@@ -311,7 +430,10 @@ HR_INLINE nf n_exp(nf x) {
     p = n_add(n_fma(p, n_mul(r, r), r), n_set1(1.0f));
     return n_mul(p, i_bits(i_shl<23>(i_add(n, i_set1(127)))));
 }
-HR_INLINE V v_exp(V a) { HR_PARTS a.p[i] = n_exp(a.p[i]); return a; }
+HR_INLINE V v_exp(V a) {
+    HR_PARTS a.p[i] = n_exp(a.p[i]);
+    return a;
+}
 HR_INLINE float exp1(float x) {
     float t[16];
     v_store(t, v_exp(v_set1(x)));
