@@ -216,6 +216,12 @@ def test_large_json_is_refused(tmp_path: Path) -> None:
     assert "limit is 16777216" in refused(tmp_path)
 
 
+def test_a_large_template_is_refused(tmp_path: Path) -> None:
+    with (hugging_face(tmp_path) / "chat_template.jinja").open("wb") as file:
+        file.truncate(1 << 25)
+    assert "chat_template.jinja is over 16777216 bytes" in refused(tmp_path)
+
+
 @pytest.mark.parametrize("template", [{}, {"chat_template": 3}])
 def test_a_template_file_without_a_template_is_refused(
     tmp_path: Path, template: dict[str, Any]

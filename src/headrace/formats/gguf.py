@@ -29,7 +29,7 @@ from headrace.types import Checkpoint, StoredTensor
 
 __all__ = ["GgufFile", "open_gguf", "read_gguf", "shard_paths", "write_gguf"]
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 _MIN_ENTRY_BYTES = 8 + 1 + 4 + 1  # shortest key-value pair: one-letter key, one-byte value
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 _PROJECTOR = "a vision or audio projector that belongs beside a language model"
