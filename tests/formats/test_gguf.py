@@ -308,7 +308,7 @@ def test_split_keys_of_the_wrong_type_are_refused(tmp_path: Path, value: object)
 def test_shard_names_without_split_keys_are_refused(tmp_path: Path) -> None:
     paths = write_shards(tmp_path)
     gguf.write_gguf(paths[0], {}, [stored("t0", "F32", (4,))])
-    with pytest.raises(FormatError, match=r"split.no is missing"):
+    with pytest.raises(FormatError, match=r"split.no of a shard must be"):
         gguf.open_gguf(paths[0])
 
 

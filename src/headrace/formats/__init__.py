@@ -1,8 +1,8 @@
 """Model files: bytes on disk to `Checkpoint` values; nothing here computes with weights.
 
 `open_checkpoint` is the door; `gguf` and `safetensors` read the two containers, `blocks` knows how
-quantised weights lie, `fields` reads metadata with types and limits. Every file is hostile until
-checked: whatever is wrong with one ends in a `FormatError`.
+quantised weights lie. Every file is hostile until checked: whatever is wrong with one ends in a
+`FormatError`. Metadata values are typed but not judged: `models.keys` and `text` do that.
 The door is loaded on first use: it needs numpy, which the catalogue and the store do not.
 """
 

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from headrace.errors import FormatError
 from headrace.formats import gguf_types as g
 from headrace.formats.blocks import num_bytes
-from headrace.formats.fields import Fields
 from headrace.formats.gguf_writer import write_gguf
 from headrace.formats.mapped import map_file, refuse_mistakes
 from headrace.types import Checkpoint, StoredTensor
@@ -400,9 +399,13 @@ def _refuse_sidecar(file: GgufFile) -> None:
 
 def _split_keys(file: GgufFile) -> tuple[int, int, int]:
     """split.no, split.count and split.tensors.count."""
-    fields = Fields(file.metadata, str(file.path), "split.")
-    number, count = fields.integer("no", minimum=0), fields.integer("count", minimum=0)
-    return number, count, fields.integer("tensors.count", minimum=0)
+    values: list[int] = []
+    for key in ("split.no", "split.count", "split.tensors.count"):
+        value = file.metadata.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise FormatError(f"{file.path}: {key} of a shard must be a whole number, 0 or more")
+        values.append(value)
+    return values[0], values[1], values[2]
 
 
 def _refuse_lone_shard(file: GgufFile) -> None:
