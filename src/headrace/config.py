@@ -45,11 +45,14 @@ class ServerConfig:
     port: int = 8000
     max_body_bytes: int = 8 << 20
     max_prompts: int = 64  # prompts in one completions request
+    max_choices: int = 256  # prompts times n
     max_buffered_events: int = 4096  # per stream; a reader slower than this is cut off
     max_connections: int = 1024
     body_timeout_s: float = 60.0  # a body must have arrived by then
     request_timeout_s: float = 3600.0
-    keep_alive_s: float = 15.0  # silence on a stream after which a comment line is sent
+    # Silence on a stream after which a comment line is sent; a frame that could not be handed over
+    # for as long ends the connection.
+    keep_alive_s: float = 15.0
     probe_timeout_s: float = 30.0  # a health probe that has no token by then has failed
     shutdown_timeout_s: float = 30.0  # open answers may finish this long after SIGTERM
 

@@ -211,7 +211,13 @@ class Service:
     async def probe(self) -> None:
         """Generate one token, as proof that the engine can. **Raises** when it cannot."""
         params = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
-        await self.acomplete(Request(f"probe-{secrets.token_hex(8)}", (0,), params))
+        probe = Request(f"probe-{secrets.token_hex(8)}", (0,), params)
+        stream = AsyncStream(_Session(self, [probe], False, observer=None))
+        try:
+            async for _ in stream:
+                pass
+        finally:
+            stream.close()
 
     def _session(self, requests: Sequence[Request], is_patient: bool = False) -> _Session:
         return _Session(self, requests, is_patient, self._observer)

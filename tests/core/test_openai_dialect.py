@@ -39,7 +39,7 @@ def chat(**fields: object) -> openai.ChatRequest:
 
 
 def completion(**fields: object) -> openai.CompletionRequest:
-    return openai.parse_completion({"model": "m", "prompt": "hello"} | fields, max_prompts=3)
+    return openai.parse_completion({"model": "m", "prompt": "hello"} | fields, 3, 6)
 
 
 def envelope(kind: openai.Kind) -> openai.Envelope:
@@ -279,6 +279,12 @@ def test_bad_prompts_are_refused(prompt: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         completion(prompt=prompt)
     assert (caught.value.param or "").startswith("prompt")
+
+
+def test_answers_of_one_request_are_limited() -> None:
+    assert completion(prompt=["a", "b", "c"], n=2).params.n == 2
+    with pytest.raises(InvalidRequest, match="9 answers"):
+        completion(prompt=["a", "b", "c"], n=3)
 
 
 def test_a_model_must_be_named() -> None:

@@ -138,7 +138,8 @@ class _Front:
         )
 
     def _prepare_completion(self, raw: bytes) -> _Prepared:
-        asked = openai.parse_completion(decode_json(raw), self._config.max_prompts)
+        config = self._config
+        asked = openai.parse_completion(decode_json(raw), config.max_prompts, config.max_choices)
         service = self._table.get(asked.model).service
         envelope = _envelope("completion", asked.model)
         requests = tuple(

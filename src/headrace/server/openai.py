@@ -139,8 +139,10 @@ def parse_chat(body: Mapping[str, object]) -> ChatRequest:
     )
 
 
-def parse_completion(body: Mapping[str, object], max_prompts: int) -> CompletionRequest:
-    """Read a completions body of at most `max_prompts` prompts.
+def parse_completion(
+    body: Mapping[str, object], max_prompts: int, max_choices: int
+) -> CompletionRequest:
+    """Read a completions body of at most `max_prompts` prompts and `max_choices` answers.
 
     **Raises** `InvalidRequest` with `param` set to the field at fault.
     """
@@ -148,10 +150,17 @@ def parse_completion(body: Mapping[str, object], max_prompts: int) -> Completion
     values = _sampling(body)
     if body.get("logprobs") is not None:
         values["logprobs"] = read.integer("logprobs", body["logprobs"])
+    prompts, params = _prompts(body.get("prompt"), max_prompts), SamplingParams(**values)
+    if len(prompts) * params.n > max_choices:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts times n={params.n} are {len(prompts) * params.n} answers; "
+            f"one request may have {max_choices}",
+            param="n",
+        )
     return CompletionRequest(
         model=_model(body),
-        prompts=_prompts(body.get("prompt"), max_prompts),
-        params=SamplingParams(**values),
+        prompts=prompts,
+        params=params,
         is_stream=_flag(body, "stream"),
         include_usage=_include_usage(body),
     )

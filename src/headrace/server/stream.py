@@ -3,7 +3,8 @@
 Knows no dialect and no model: frames come in as bytes. Two tasks share a connection: one writes,
 one listens for the disconnect; whichever ends first ends both, and the answer is closed at that
 moment, which frees its slot in the engine. A third sends comment lines into silence, so that
-proxies keep the connection. Source: WHATWG HTML, server-sent events; ASGI HTTP 2.4.
+proxies keep the connection, and notices a reader that takes nothing.
+Source: WHATWG HTML, server-sent events; ASGI HTTP 2.4.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def frame(data: bytes) -> bytes:
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
     """The request body. **Raises** `BodyTooLarge`, `DeadlineExceeded`."""
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
+    if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(f"{declared} bytes", max_bytes)
     body = bytearray()
     try:
@@ -108,49 +109,59 @@ class EventStreamResponse(Response):
         self._keep_alive_s = keep_alive_s
         self._timeout_s = timeout_s
         self._num_sent = 0
+        self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI side."""
+        """The ASGI side: whichever of the three tasks ends first ends all."""
         writer = asyncio.create_task(self._write(send))
         watcher = asyncio.create_task(disconnected(receive))
+        ticker = asyncio.create_task(self._tick(send))
         try:
-            await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
-            if writer.done():
-                writer.result()
-        except OSError:  # the connection broke while we wrote
+            await asyncio.wait({writer, watcher, ticker}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (writer, ticker):
+                if task.done():
+                    task.result()
+        except OSError:  # the connection broke, or the last word was not taken in time
             pass
         finally:
             self._close()
-            await _end(writer, watcher)
+            await _end(writer, watcher, ticker)
 
     async def _write(self, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        ticker = asyncio.create_task(self._tick(send))
         try:
             async with asyncio.timeout(self._timeout_s):
                 async for data in self._frames:
-                    self._num_sent += 1
-                    await send(_body(data))
+                    await self._hand_over(data, send)
         except TimeoutError:
             self._close()
             await self._last_word(_late(self._timeout_s), send)
         except HeadraceError as error:
             await self._last_word(error, send)
-        finally:
-            await _end(ticker)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _hand_over(self, data: bytes, send: Send) -> None:
+        self._is_sending = True
+        await send(_body(data))
+        self._is_sending = False
+        self._num_sent += 1
 
     async def _last_word(self, error: HeadraceError, send: Send) -> None:
         async with asyncio.timeout(_LAST_WORD_S):
             await send(_body(frame(self._render_error(error))))
 
     async def _tick(self, send: Send) -> None:
+        """Breaks silence; returns when a frame has waited through a whole tick for the reader."""
         while True:
-            before = self._num_sent
+            before = self._num_sent, self._is_sending
             await asyncio.sleep(self._keep_alive_s)
-            if self._num_sent == before:
+            if before != (self._num_sent, self._is_sending):
+                continue
+            if self._is_sending:
+                return
+            async with asyncio.timeout(self._keep_alive_s):
                 await send(_body(KEEP_ALIVE))
 
 
