@@ -34,7 +34,7 @@ class AbortAt(Collector):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
-        self.abort: Callable[[], None] = bool  # replaced before use
+        self.abort: Callable[[], None]
 
     def __call__(self, event: Event) -> None:
         super().__call__(event)
@@ -78,6 +78,24 @@ def test_every_choice_of_an_aborted_request_ends() -> None:
         it.abort("a")
         gate.opened.set()
         assert sorted(e.index for e in sink.wait() if e.finish_reason == "abort") == list(range(5))
+
+
+def test_one_choice_can_be_aborted_alone() -> None:
+    params = replace(LONG, n=3, temperature=1.0, seed=4)
+    with engine(Setup()) as it:
+
+        class Sink(Collector):
+            def __call__(self, event: Event) -> None:
+                super().__call__(event)
+                if event.index == 1 and event.finish_reason is None:
+                    it.abort("a", 1)
+
+        sink = Sink(3)
+        it.submit(Request("a", (1, 2, 3), params), sink)
+        assert sink.last(1).finish_reason == "abort"
+        assert sink.tokens(1) == expected([1, 2, 3], params, 1)[:1]
+        for choice in (0, 2):
+            assert sink.tokens(choice) == expected([1, 2, 3], params, choice)
 
 
 def test_every_failing_allocation_changes_no_answer() -> None:

@@ -251,6 +251,19 @@ def test_large_vocabularies_take_the_filtered_paths(name: str) -> None:
         assert drawn(logits, case, seed=seed).token_id == pick(p, u)
 
 
+@pytest.mark.parametrize("name", ["top_p", "typical", "typical_0", "all"])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.5, 6.0])
+def test_flat_and_steep_rows_take_the_sliced_path(name: str, spread: float) -> None:
+    """Many survivors: only one slice of them is sorted, with ties across its edges."""
+    case = CASES[name]
+    rng = np.random.default_rng(8)
+    logits = np.round(rng.normal(size=20_001) * spread, 2).astype(np.float32)
+    p = oracle(logits, case)
+    for seed in range(20):
+        u = uniform(stream_of(seed, 0), len(case.prompt) + len(case.answer))
+        assert drawn(logits, case, seed=seed).token_id == pick(p, u)
+
+
 @pytest.mark.parametrize("name", ["plain", "cold", "top_k", "top_p", "typical", "all", "frequency"])
 def test_frequencies_match(name: str) -> None:
     case, size, num_draws = CASES[name], 10, 6000
@@ -316,6 +329,17 @@ def test_repetition_counts_the_prompt_presence_does_not() -> None:
     ):
         assert drawn(logits, Case(params, prompt.prompt)).token_id == in_prompt
         assert drawn(logits, Case(params, answer.prompt, answer.answer)).token_id == in_answer
+
+
+def test_history_counts_over_many_tokens() -> None:
+    """More distinct tokens than its first buffers hold."""
+    prompt, answer = tuple(range(0, 300, 3)), tuple(i % 170 for i in range(400))
+    history = History(prompt)
+    for token in answer:
+        history.push(token)
+    ids, counts = history.answered
+    assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == Counter(answer)
+    assert sorted(history.seen.tolist()) == sorted(set(prompt) | set(answer))
 
 
 def test_frequency_grows_with_the_count() -> None:

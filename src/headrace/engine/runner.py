@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.backends.ops import PAGE_SIZE, CompiledForward, StepArrays
 from headrace.engine.program import Job
-from headrace.engine.sampler import DrawResult, DrawRule, History, draw, draw_rule
+from headrace.engine.sampler import DrawResult, DrawRule, History, Scratch, draw, draw_rule
 from headrace.engine.scheduler import Outcome, Plan, Work
 from headrace.types import FinishReason
 
@@ -53,6 +53,7 @@ class Runner:
         self._table: NDArray[np.int32] = np.full(
             (max_running, -(-max_context // PAGE_SIZE)), -1, dtype=np.int32
         )
+        self._scratch: Scratch | None = None
         self._free_rows = list(range(max_running - 1, -1, -1))
 
     def open(self, job: Job) -> None:
@@ -133,10 +134,12 @@ class Runner:
     ) -> list[Outcome]:
         outcomes = []
         row = 0
+        if self._scratch is None:
+            self._scratch = Scratch(logits.shape[1])
         for sequence, work in zip(sequences, works, strict=True):
             if work.wants_output:
                 position = work.start + work.num_units
-                drawn = draw(logits[row], sequence.rule, position, sequence.history)
+                drawn = draw(logits[row], sequence.rule, position, sequence.history, self._scratch)
                 outcomes.append(_outcome(sequence, work, drawn))
                 row += 1
             else:
