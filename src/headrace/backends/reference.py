@@ -214,19 +214,18 @@ def attend(
 
 def activate(x: Array, activation: Activation) -> Array:
     """SiLU, exact GELU, or its tanh approximation."""
-    half, one = np.float32(0.5), np.float32(1)
-    y: Array
+    one = np.float32(1)
     with np.errstate(over="ignore"):  # inf inside gives the right limit outside: 0 or x
         if activation == "silu":
-            y = x / (np.exp(-x) + one)
-        elif activation == "gelu_tanh":
-            inner: Array = (x + x * x * x * np.float32(0.044715)) * np.float32(SQRT_2_OVER_PI)
-            y = x * half * (np.tanh(inner) + one)
+            decay: Array = np.exp(-x)
+            return x / (decay + one)
+        if activation == "gelu_tanh":
+            cubic = x + x * x * x * np.float32(0.044715)
+            bell: Array = np.tanh(cubic * np.float32(SQRT_2_OVER_PI))
         else:
             assert activation == "gelu", activation
-            tail: Array = ERF(x * np.float32(SQRT_HALF)) + one
-            y = x * half * tail
-    return y
+            bell = ERF(x * np.float32(SQRT_HALF))
+        return x * np.float32(0.5) * (bell + one)
 
 
 def num_pages(context_len: int) -> int:

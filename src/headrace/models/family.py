@@ -170,7 +170,8 @@ def _check_head(keys: Keys) -> None:
             f"{keys.name('quantization_config')}: quantised safetensors are not supported; "
             "use the f32, f16 or bf16 weights, or a GGUF file"
         )
-    for name in keys.raw("architectures") or ():
+    names = keys.raw("architectures") or []
+    for name in names if isinstance(names, list) else [names]:
         if not str(name).endswith("ForCausalLM"):
             raise UnsupportedModel(
                 f"{keys.name('architectures')} says {name!r}; only ...ForCausalLM is supported"

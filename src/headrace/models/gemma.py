@@ -40,6 +40,7 @@ from headrace.models.layers import (
 from headrace.models.rope import (
     MAX_CONTEXT,
     MAX_THETA,
+    MIN_THETA,
     RopeInputs,
     hf_rope,
     hf_whole_rope,
@@ -137,7 +138,7 @@ def read_gguf_gemma3(source: Source) -> DecoderSpec:
     keys = source.keys
     inputs = source.rope_inputs(spec)
     full = gguf_rope_of(source, inputs)
-    theta = keys.number("rope.freq_base_swa", 1.0, MAX_THETA, 10000.0)
+    theta = keys.number("rope.freq_base_swa", MIN_THETA, MAX_THETA, 10000.0)
     local = Rope(tuple(plain(theta, inputs.rotary_dim).tolist()), interleaved=False)
     window = keys.integer("attention.sliding_window", 0, MAX_CONTEXT, 0)
     windows = _gguf_windows(keys, spec, window)
@@ -221,14 +222,14 @@ def _hf_ropes(keys: Keys, inputs: RopeInputs) -> tuple[Rope, Rope]:
     """Ropes of the full and of the windowed layers: two tables in `rope_parameters`
     (transformers 5), or `rope_theta`, `rope_scaling` and `rope_local_base_freq` (before)."""
     both = keys.table("rope_parameters")
-    local_theta = keys.number("rope_local_base_freq", 1.0, MAX_THETA, 10000.0)
+    local_theta = keys.number("rope_local_base_freq", MIN_THETA, MAX_THETA, 10000.0)
     if both is None:
         full = hf_whole_rope(keys, 1000000.0, inputs)
         return full, Rope(tuple(plain(local_theta, inputs.rotary_dim).tolist()), False)
     ropes = []
     for layer_type, theta in (("full_attention", 1000000.0), ("sliding_attention", local_theta)):
         table = both.table(layer_type) or Keys({}, "", keys.name(layer_type))
-        theta = table.number("rope_theta", 1.0, MAX_THETA, theta)
+        theta = table.number("rope_theta", MIN_THETA, MAX_THETA, theta)
         ropes.append(hf_rope(table, theta, inputs))
     both.finish()
     return ropes[0], ropes[1]

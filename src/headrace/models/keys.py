@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from reprlib import repr as short
 from typing import Any
 
 from headrace.errors import FormatError, UnsupportedModel
@@ -44,11 +45,10 @@ class Keys:
         return key in self._values and self._values[key] is None
 
     def raw(self, key: str) -> Any:
-        """The value, unchecked; None when absent."""
+        """The value, unchecked, as plain Python; None when absent."""
         self._read.add(key)
         value: Any = self._values.get(key)
-        is_scalar = getattr(value, "ndim", None) == 0  # numpy's, from a GGUF reader
-        return value.item() if is_scalar else value
+        return value.tolist() if hasattr(value, "tolist") else value  # numpy's, from a GGUF reader
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         """An integer within bounds (an array of equal integers counts as one)."""
@@ -57,7 +57,7 @@ class Keys:
             value = self._missing(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise FormatError(
-                f"{self.name(key)} is {value!r}; it must be an integer from {low} to {high}"
+                f"{self.name(key)} is {short(value)}; it must be an integer from {low} to {high}"
             )
         return value
 
@@ -67,9 +67,11 @@ class Keys:
         if value is None:
             value = self._missing(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise FormatError(f"{self.name(key)} is {value!r}; it must be a number")
+            raise FormatError(f"{self.name(key)} is {short(value)}; it must be a number")
         if not math.isfinite(value) or not low <= value <= high:
-            raise FormatError(f"{self.name(key)} is {value!r}; it must be from {low} to {high}")
+            raise FormatError(
+                f"{self.name(key)} is {short(value)}; it must be from {low} to {high}"
+            )
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -78,24 +80,24 @@ class Keys:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise FormatError(f"{self.name(key)} is {value!r}; it must be true or false")
+            raise FormatError(f"{self.name(key)} is {short(value)}; it must be true or false")
         return value
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
         """A required list of `length` positive finite numbers."""
-        value = self._list(key)
+        value = self.raw(key)
         if value is None:
             self._missing(key, None)
         if not isinstance(value, list) or len(value) != length:
             raise FormatError(f"{self.name(key)} must be a list of {length} numbers")
         for x in value:
             if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf:
-                raise FormatError(f"{self.name(key)} has the entry {x!r}; it must be above 0")
+                raise FormatError(f"{self.name(key)} has the entry {short(x)}; it must be above 0")
         return tuple(float(x) for x in value)
 
     def choices(self, key: str, length: int, allowed: Iterable[Any]) -> tuple[Any, ...] | None:
         """A list of `length` entries, each one of `allowed`, or None when absent."""
-        value = self._list(key)
+        value = self.raw(key)
         if value is None:
             return None
         if not isinstance(value, list) or len(value) != length:
@@ -104,7 +106,7 @@ class Keys:
         for x in value:
             if x not in allowed:
                 raise UnsupportedModel(
-                    f"{self.name(key)} has the entry {x!r}; known: {_listing(allowed)}"
+                    f"{self.name(key)} has the entry {short(x)}; known: {_listing(allowed)}"
                 )
         return tuple(value)
 
@@ -113,7 +115,7 @@ class Keys:
         value = self.raw(key)
         if value is not None and value not in allowed:
             raise UnsupportedModel(
-                f"{self.name(key)} is {value!r}; headrace knows {_listing(allowed)}"
+                f"{self.name(key)} is {short(value)}; headrace knows {_listing(allowed)}"
             )
         return value
 
@@ -123,14 +125,16 @@ class Keys:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise FormatError(f"{self.name(key)} is {value!r}; it must be a table")
+            raise FormatError(f"{self.name(key)} is {short(value)}; it must be a table")
         return Keys(value, "", f"{self._where}: {key}")
 
     def finish(self, harmless: Iterable[str] = ()) -> None:
         """Refuse keys never read, but for those known not to change the mathematics."""
         unknown = sorted(set(self._values) - self._read - set(harmless))
         if unknown:
-            names = ", ".join(f"{self._prefix}{key} = {self._values[key]!r}" for key in unknown[:8])
+            names = ", ".join(
+                f"{self._prefix}{key} = {short(self._values[key])}" for key in unknown[:8]
+            )
             raise UnsupportedModel(
                 f"{self._where}: {len(unknown)} unknown key(s): {names}; they may change what "
                 "the model computes, so the model is refused"
@@ -141,15 +145,11 @@ class Keys:
             raise FormatError(f"{self.name(key)} is missing")
         return default
 
-    def _list(self, key: str) -> Any:
-        value = self.raw(key)
-        return value.tolist() if hasattr(value, "tolist") else value
-
     def _single(self, key: str) -> Any:
-        value = self._list(key)
+        value = self.raw(key)
         if isinstance(value, list | tuple) and value:
             if any(x != value[0] for x in value):
-                raise UnsupportedModel(f"{self.name(key)} differs between layers: {value[:16]!r}")
+                raise UnsupportedModel(f"{self.name(key)} differs between layers: {short(value)}")
             return value[0]
         return value
 

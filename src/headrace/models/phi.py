@@ -67,7 +67,7 @@ def read_hf(source: Source) -> DecoderSpec:
     keys.expect("attention_bias", False)
     keys.expect("mlp_bias", False)
     window = hf_window(keys, 0)
-    original = keys.integer("original_max_position_embeddings", 1, MAX_CONTEXT, 4096)
+    original = keys.integer("original_max_position_embeddings", 2, MAX_CONTEXT, 4096)
     table, theta = hf_rope_table(keys, 10000.0)
     part = keys.number("partial_rotary_factor", 0.0, 1.0, 1.0)
     part = table.number("partial_rotary_factor", 0.0, 1.0, part)

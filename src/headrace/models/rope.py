@@ -21,6 +21,7 @@ from headrace.errors import UnsupportedModel
 from headrace.models.keys import Keys
 
 Frequencies = NDArray[np.float64]
+MIN_THETA = 1.5  # published ones start at 10,000; YaRN divides by its logarithm
 MAX_THETA = 1e12
 MAX_FACTOR = 1e6
 MAX_CONTEXT = 2**27
@@ -103,9 +104,9 @@ def hf_rope_table(keys: Keys, default_theta: float) -> tuple[Keys, float]:
     params, scaling = keys.table("rope_parameters"), keys.table("rope_scaling")
     if params is not None and scaling is not None:
         raise UnsupportedModel(f"{keys.name('rope_scaling')} contradicts rope_parameters")
-    theta = keys.number("rope_theta", 1.0, MAX_THETA, default_theta)
+    theta = keys.number("rope_theta", MIN_THETA, MAX_THETA, default_theta)
     if params is not None:
-        theta = params.number("rope_theta", 1.0, MAX_THETA, theta)
+        theta = params.number("rope_theta", MIN_THETA, MAX_THETA, theta)
     return params or scaling or Keys({}, "", keys.name("rope")), theta
 
 
@@ -145,7 +146,7 @@ def _factor(params: Keys) -> float:
 
 
 def _original(params: Keys, default: int | None = None) -> int:
-    return params.integer("original_max_position_embeddings", 1, MAX_CONTEXT, default)
+    return params.integer("original_max_position_embeddings", 2, MAX_CONTEXT, default)
 
 
 def _hf_default(params: Keys, theta: float, inputs: RopeInputs) -> Rope:
@@ -197,9 +198,15 @@ def _hf_longrope(params: Keys, theta: float, inputs: RopeInputs) -> Rope:
 def gguf_rope(keys: Keys, factors: dict[str, Frequencies], inputs: RopeInputs) -> Rope:
     """Read `rope.*`. `factors`: the tensors the file has of rope_freqs, rope_factors_long and
     rope_factors_short, each [rotary_dim / 2]; frequencies are divided by them."""
-    theta = keys.number("rope.freq_base", 1.0, MAX_THETA, 10000.0)
-    default_kind = "longrope" if "rope_factors_long" in factors else "linear"
+    theta = keys.number("rope.freq_base", MIN_THETA, MAX_THETA, 10000.0)
+    has_longrope = "rope_factors_long" in factors or "rope_factors_short" in factors
+    default_kind = "longrope" if has_longrope else "linear"
     kind = keys.expect("rope.scaling.type", "none", "linear", "yarn", "longrope") or default_kind
+    if has_longrope and kind != "longrope":
+        raise UnsupportedModel(
+            f"{keys.name('rope.scaling.type')} is {kind!r}, but the file has rope_factors_long "
+            "or rope_factors_short, which only longrope uses"
+        )
     factor = keys.number(
         "rope.scaling.factor",
         1e-3,
