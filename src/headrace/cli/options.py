@@ -111,10 +111,11 @@ class SamplingOptions:
 
     def given(self) -> dict[str, Any]:
         """The options that were given, as `SamplingParams` fields."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         found = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) not in (None, [], False)
+            name: value
+            for name, value in values.items()
+            if value is not None and value is not False and value != []  # 0 was given, False not
         }
         if self.logit_bias:
             found["logit_bias"] = tuple(_bias(text) for text in self.logit_bias)
