@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny_models
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.backends.reference import ReferenceOps
 from headrace.errors import FormatError, HeadraceError, InvalidRequest, UnsupportedModel
@@ -66,6 +69,7 @@ HF_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"quantization_config": {"bits": 4}}, "quantised safetensors"),
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "depend on the length"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0, "twist": 1}}, "twist"),
+    ("qwen2", {"rope_scaling": {"rope_type": "default", "type": "mrope"}}, "type 'mrope'"),
     ("llama_yarn", {"rope_parameters": {"rope_theta": 1e4}}, "contradicts"),
     ("llama_yarn", {"rope_scaling": {**tiny_models.YARN, "mscale": 0.7}}, "mscale"),
     ("llama_yarn", {"rope_scaling": {**tiny_models.YARN, "truncate": False}}, "truncate"),
@@ -117,6 +121,69 @@ def test_malformed_config_is_a_format_error(
 ) -> None:
     with pytest.raises(FormatError, match=message):
         read_spec(tiny_models.hf_checkpoint(case, **overrides))
+
+
+# Keys that published config.json files of each family carry beyond those of the tiny cases.
+PUBLISHED_EXTRAS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"pretraining_tp": 1, "mlp_bias": False, "head_dim": 16, "rope_scaling": None}),
+    ("llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {}}),
+    ("llama", {"_name_or_path": "x", "transformers_version": "4.42.3", "unsloth_fixed": True}),
+    ("mistral", {"attention_dropout": 0.0, "eos_token_id": [2, 7], "initializer_range": 0.02}),
+    ("smollm3", {"max_window_layers": 28, "pretraining_tp": 2, "mlp_bias": False}),
+    ("qwen2", {"rope_scaling": None, "use_mrope": False}),
+    ("phi3", {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "auto_map": {"AutoConfig": "x.Y"}}),
+    ("phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}),
+    ("gemma2", {"cache_implementation": "hybrid", "attention_bias": False}),
+    ("gemma3", {"cache_implementation": "hybrid", "_sliding_window_pattern": 6}),
+    ("gemma3", {"generation_config": {}, "use_bidirectional_attention": False}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "extras"), PUBLISHED_EXTRAS)
+def test_harmless_keys_change_nothing(case: str, extras: dict[str, Any]) -> None:
+    plain = read_spec(tiny_models.hf_checkpoint(case))
+    assert read_spec(tiny_models.hf_checkpoint(case, **extras)) == plain
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.data())
+def test_any_config_value_reads_or_ends_in_a_typed_error(data: st.DataObject) -> None:
+    case = data.draw(st.sampled_from(sorted(tiny_models.CASES)))
+    table = data.draw(st.sampled_from(["", "rope_scaling"]))
+    config = dict(tiny_models.CASES[case])
+    inner = dict(config.get("rope_scaling") or {}) if table else config
+    keys = [*inner, "rope_parameters", "layer_types", "factor", "rope_type", "head_dim"]
+    inner[data.draw(st.sampled_from(keys))] = data.draw(JSON)
+    if table:
+        config["rope_scaling"] = inner
+    tensors = tiny_models.hf_checkpoint(case).tensors
+    with contextlib.suppress(HeadraceError):
+        load_model(Checkpoint(case, "hf", config, tensors), ReferenceOps())
+
+
+ARRAYS = st.sampled_from([np.array([]), np.array([2, 2, 2]), np.array([1.5]), np.array([True])])
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.data())
+def test_any_gguf_value_reads_or_ends_in_a_typed_error(data: st.DataObject) -> None:
+    case = data.draw(st.sampled_from(tiny_models.GGUF_CASES))
+    metadata = tiny_models.gguf_metadata(case)
+    arch = metadata["general.architecture"]
+    extra = ("rope.scaling.type", "rope.scaling.factor", "expert_count", "attention.causal",
+             "attention.sliding_window_pattern", "rope.freq_base_swa")  # fmt: skip
+    keys = [*metadata, *(f"{arch}.{key}" for key in extra)]
+    metadata[data.draw(st.sampled_from(keys))] = data.draw(JSON | ARRAYS)
+    tensors = tiny_models.stored(tiny_models.gguf_tensors(case))
+    with contextlib.suppress(HeadraceError):
+        load_model(Checkpoint(case, "gguf", metadata, tensors), ReferenceOps())
 
 
 GGUF_REFUSALS: list[tuple[str, dict[str, Any], str]] = [

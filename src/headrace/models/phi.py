@@ -66,6 +66,9 @@ def read_hf(source: Source) -> DecoderSpec:
     keys.expect("hidden_act", "silu")
     keys.expect("attention_bias", False)
     keys.expect("mlp_bias", False)
+    keys.expect("lm_head_bias", False)
+    keys.expect("full_attn_mod", 1)  # Phi-4-mini: every layer attends in full
+    keys.expect("interpolate_factor", 1)
     window = hf_window(keys, 0)
     original = keys.integer("original_max_position_embeddings", 2, MAX_CONTEXT, 4096)
     table, theta = hf_rope_table(keys, 10000.0)

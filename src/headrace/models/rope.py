@@ -120,8 +120,7 @@ def hf_whole_rope(keys: Keys, default_theta: float, inputs: RopeInputs) -> Rope:
 
 def hf_rope(params: Keys, theta: float, inputs: RopeInputs) -> Rope:
     """Read a `rope_scaling` or `rope_parameters` table (its `rope_theta` already read)."""
-    kind = params.raw("rope_type")
-    old_name = params.raw("type")
+    old_name, kind = params.raw("type"), params.raw("rope_type")
     kind = kind or old_name or "default"
     rules = {
         "default": _hf_default,
@@ -131,10 +130,10 @@ def hf_rope(params: Keys, theta: float, inputs: RopeInputs) -> Rope:
         "longrope": _hf_longrope,
         "su": _hf_longrope,
     }
-    if kind not in rules:
+    if not isinstance(kind, str) or kind not in rules or old_name not in (None, kind):
         raise UnsupportedModel(
-            f"{params.name('rope_type')} is {kind!r}; known: {', '.join(rules)} "
-            "(rules that depend on the length of the text are refused: answers would change)"
+            f"{params.name('rope_type')} is {kind!r} (type {old_name!r}); known: "
+            f"{', '.join(rules)} (rules that depend on the length of the text are refused: answers would change)"
         )
     rope = rules[kind](params, theta, inputs)
     params.finish()
