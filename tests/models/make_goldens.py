@@ -4,6 +4,7 @@ Not a test, and the only file here that needs torch and transformers (5.24 was u
 `python tests/models/make_goldens.py` for the tiny families, and with `--real smollm2:135m=FILE` or
 `--real gemma3:270m=FILE` (a GGUF file) for a real model: its weights are then dequantised and
 renamed by transformers itself, so neither headrace's readers nor its block decoders take part.
+Prompts are cut from a text (`--text`; the tiny Shakespeare corpus, public domain, was used).
 For real models a digest is kept: logsumexp and the 50 largest logits of a few positions, and every
 97th logit of the last.
 """

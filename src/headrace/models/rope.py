@@ -133,7 +133,8 @@ def hf_rope(params: Keys, theta: float, inputs: RopeInputs) -> Rope:
     if not isinstance(kind, str) or kind not in rules or old_name not in (None, kind):
         raise UnsupportedModel(
             f"{params.name('rope_type')} is {kind!r} (type {old_name!r}); known: "
-            f"{', '.join(rules)} (rules that depend on the length of the text are refused: answers would change)"
+            f"{', '.join(rules)} (rules that depend on the length of the text are refused: "
+            "answers would change)"
         )
     rope = rules[kind](params, theta, inputs)
     params.finish()
