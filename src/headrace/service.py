@@ -34,6 +34,7 @@ from headrace.text.chat import ChatTemplate, encode_chat, load_chat_template
 from headrace.text.detokenizer import Detokenizer, StopStrings
 from headrace.text.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import (
+    Checkpoint,
     Completion,
     EngineClient,
     EngineStats,
@@ -230,7 +231,16 @@ def load_service(
 
     **Raises** `FormatError`, `UnsupportedModel`, `OutOfMemory`.
     """
-    checkpoint = open_checkpoint(path)
+    return load_checkpoint(name, open_checkpoint(path), config, limits)
+
+
+def load_checkpoint(
+    name: str,
+    checkpoint: Checkpoint,
+    config: EngineConfig | None = None,
+    limits: ServerConfig | None = None,
+) -> Service:
+    """As `load_service`, for a model file that is already open."""
     tokenizer = load_tokenizer(checkpoint)
     template = load_chat_template(checkpoint)
     loaded = load_engine(checkpoint, config or EngineConfig(), eos_token_ids=tokenizer.eos_ids)

@@ -17,7 +17,6 @@ from typing import Any, cast
 from headrace.cli.app import run_app
 from headrace.cli.tools import Listening, OpenModel, TextService, Tools
 from headrace.config import EngineConfig, ServerConfig, StoreConfig
-from headrace.formats.store import ResolvedModel
 from headrace.types import (
     Checkpoint,
     EngineStats,
@@ -121,7 +120,7 @@ class FakeWorld:
     root: Path
     service: FakeService
     metadata: dict[str, Any] = field(default_factory=dict)
-    opened: list[tuple[ResolvedModel, EngineConfig]] = field(default_factory=list)
+    opened: list[tuple[str, EngineConfig]] = field(default_factory=list)
     served: dict[str, TextService] = field(default_factory=dict)
     server_config: ServerConfig | None = None
 
@@ -133,8 +132,8 @@ class FakeWorld:
             serve=self._serve,
         )
 
-    def _open(self, model: ResolvedModel, config: EngineConfig) -> TextService:
-        self.opened.append((model, config))
+    def _open(self, name: str, checkpoint: Checkpoint, config: EngineConfig) -> TextService:
+        self.opened.append((name, config))
         return self.service
 
     def _serve(

@@ -59,10 +59,10 @@ def run_model(task: RunTask, tools: Tools) -> int:
             raise InvalidRequest("the prompt is empty: standard input brought no text")
     with Bars(terminal) as bars:
         model = resolve(name, config, progress=bars)
-    metadata = tools.open_checkpoint(model.path).metadata
-    params = choose_params(task.sampling.given(), model.id, metadata)
     start_s = monotonic_s()
-    service = tools.open_service(model, engine_config)
+    checkpoint = tools.open_checkpoint(model.path)
+    params = choose_params(task.sampling.given(), model.id, checkpoint.metadata)
+    service = tools.open_service(model.id, checkpoint, engine_config)
     try:
         _introduce(task, service, terminal, params, monotonic_s() - start_s)
         is_raw = task.prompting.raw or service.model.template is None

@@ -63,7 +63,7 @@ def serve_models(task: ServeTask, tools: Tools, terminal: Terminal) -> int:
 def _load(
     model: ResolvedModel, config: EngineConfig, tools: Tools, terminal: Terminal
 ) -> TextService:
-    service = tools.open_service(model, config)
+    service = tools.open_service(model.id, tools.open_checkpoint(model.path), config)
     terminal.note(f"{model.id} is loaded\n{service.model.memory}")
     return service
 

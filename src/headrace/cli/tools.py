@@ -15,7 +15,6 @@ from headrace.config import EngineConfig, ServerConfig, StoreConfig, store_confi
 from headrace.types import Checkpoint, EngineStats, Message, Request, SamplingParams, TextDelta
 
 if TYPE_CHECKING:
-    from headrace.formats.store import ResolvedModel
     from headrace.service import Service
     from headrace.text.chat import ChatTemplate
 
@@ -56,10 +55,10 @@ class TextService(Protocol):
     def close(self) -> None: ...
 
 
-def _open_service(model: ResolvedModel, config: EngineConfig) -> TextService:
-    from headrace.service import load_service  # numpy, tokenizers, the kernels: not for `ls`
+def _open_service(name: str, checkpoint: Checkpoint, config: EngineConfig) -> TextService:
+    from headrace.service import load_checkpoint  # numpy, tokenizers, kernels: not for `ls`
 
-    return cast("TextService", load_service(model.id, model.path, config))
+    return cast("TextService", load_checkpoint(name, checkpoint, config))
 
 
 def _open_checkpoint(path: Path) -> Checkpoint:
@@ -81,7 +80,7 @@ class Tools:
     """The outside world of a command."""
 
     store: Callable[[], StoreConfig] = store_config
-    open_service: Callable[[ResolvedModel, EngineConfig], TextService] = _open_service
+    open_service: Callable[[str, Checkpoint, EngineConfig], TextService] = _open_service
     open_checkpoint: Callable[[Path], Checkpoint] = _open_checkpoint
     serve: Callable[[Mapping[str, Callable[[], TextService]], ServerConfig, Listening], None] = (
         _serve
