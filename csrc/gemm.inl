@@ -200,23 +200,33 @@ HR_INLINE void accumulate(const uint8_t* w, const uint8_t* scales, const uint8_t
     }
 }
 
+// Decode is nothing but streaming weights: ask for what comes PREFETCH bytes later. The distance is
+// the best of 1, 2, 4 and 8 KiB on Zen 4; past the end of the weights a prefetch does nothing.
+constexpr size_t PREFETCH = 4096;
+
 // LANES rows of one panel against TT tokens.
 template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT, int TT>
-HR_INLINE void quant_rows(const LinearArgs& a, const uint8_t* panel, int lane, const int32_t* x,
-                          nf* sum) {
-    const uint8_t* w = panel + 4 * lane;
-    const uint8_t* scales = panel + a.layout.scales;
-    const uint8_t* mins = panel + a.layout.mins;
+HR_INLINE void quant_rows(const LinearArgs& a, const uint8_t* panel, int lane, bool is_first,
+                          const int32_t* x, nf* sum) {
     const int words = tile_words(a.has_halves) * TT;
-    constexpr size_t bytes = Q == Quant::U4 ? 256 : 512;
+    constexpr size_t quants = Q == Quant::U4 ? 256 : 512;
+    constexpr size_t run = PANEL * (F32 ? 4 : 2) * (SPLIT ? 2 : 1);
+    constexpr size_t bytes = quants + run * (MIN ? 2 : 1);
     HR_UNROLL for (int t = 0; t < TT; t++) sum[t] = n_zero();
-    for (int g = 0; g < a.layout.groups; g++, w += bytes, x += words) {
+    const uint8_t* group = panel;
+    for (int g = 0; g < a.layout.groups; g++, group += bytes, x += words) {
+        if (is_first && lane == 0) {
+            HR_UNROLL for (size_t i = 0; i < bytes; i += 64)
+                __builtin_prefetch(group + PREFETCH + i);
+        }
+        const uint8_t* w = group + 4 * lane;
+        const uint8_t* scales = group + quants;
+        const uint8_t* mins = scales + run;
         if constexpr (SPLIT) {
-            int index = 2 * g * PANEL + lane;
-            accumulate<Q, ZP, F32, MIN, TT, 0, 4>(w, scales, mins, index, x, sum);
-            accumulate<Q, ZP, F32, MIN, TT, 4, 8>(w, scales, mins, index + PANEL, x, sum);
+            accumulate<Q, ZP, F32, MIN, TT, 0, 4>(w, scales, mins, lane, x, sum);
+            accumulate<Q, ZP, F32, MIN, TT, 4, 8>(w, scales, mins, PANEL + lane, x, sum);
         } else {
-            accumulate<Q, ZP, F32, MIN, TT, 0, 8>(w, scales, mins, g * PANEL + lane, x, sum);
+            accumulate<Q, ZP, F32, MIN, TT, 0, 8>(w, scales, mins, lane, x, sum);
         }
     }
 }
@@ -250,7 +260,7 @@ static void quant_panel(const LinearArgs& a, int p, int token) {
     const int32_t* x = a.xq + group_words * static_cast<size_t>(token);
     for (int lane = 0; lane < PANEL; lane += LANES) {
         nf sum[TT];
-        quant_rows<Q, ZP, F32, MIN, SPLIT, TT>(a, panel, lane, x, sum);
+        quant_rows<Q, ZP, F32, MIN, SPLIT, TT>(a, panel, lane, token == 0, x, sum);
         store_rows<TT>(a, p * PANEL + lane, token, sum);
     }
 }

@@ -214,32 +214,39 @@ void unpack_block(Kind kind, const uint8_t* b, Row& r, size_t g) {
 
 // ---- a row into its lane of a panel
 
-size_t quant_offset(const Format& f, int k, int lane) {
+size_t quant_offset(const Weight& w, int k, int lane) {
     size_t group = static_cast<size_t>(k) / GROUP, k4 = static_cast<size_t>(k % GROUP) / 4;
-    size_t row = f.quant == Quant::U4 ? k4 / 2 : k4;
-    return group * f.quant_bytes() + 64 * row + 4u * static_cast<size_t>(lane) + k % 4;
+    size_t row = w.format.quant == Quant::U4 ? k4 / 2 : k4;
+    return group * w.layout.group_bytes + 64 * row + 4u * static_cast<size_t>(lane) + k % 4;
 }
 
-void put_scale(const Format& f, uint8_t* base, size_t index, float value) {
+// Offset of scale `j` of a lane, from the panel; its min lies layout.mins - layout.scales further.
+size_t scale_offset(const Weight& w, size_t j, int lane) {
+    size_t per_group = w.format.is_split ? 2 : 1;
+    size_t index = j % per_group * PANEL + static_cast<size_t>(lane);
+    return j / per_group * w.layout.group_bytes + w.layout.scales + index * w.format.scale_bytes();
+}
+
+void put_scale(const Format& f, uint8_t* p, float value) {
     if (f.has_f32_scale) {
-        memcpy(base + 4 * index, &value, 4);
+        memcpy(p, &value, 4);
     } else {
         uint16_t half = float_to_half(value);  // exact: the value came from an f16
-        memcpy(base + 2 * index, &half, 2);
+        memcpy(p, &half, 2);
     }
 }
 
-float get_scale(const Format& f, const uint8_t* base, size_t index) {
-    if (!f.has_f32_scale) return read_half(base + 2 * index);
+float get_scale(const Format& f, const uint8_t* p) {
+    if (!f.has_f32_scale) return read_half(p);
     float value;
-    memcpy(&value, base + 4 * index, 4);
+    memcpy(&value, p, 4);
     return value;
 }
 
 void place_row(const Weight& w, const Row& r, uint8_t* panel, int lane) {
     const Format& f = w.format;
     for (int k = 0; k < w.k; k++) {
-        uint8_t* byte = panel + quant_offset(f, k, lane);
+        uint8_t* byte = panel + quant_offset(w, k, lane);
         bool is_high = f.quant == Quant::U4 && (k % 8) >= 4;
         if (f.quant == Quant::U4) {
             *byte = static_cast<uint8_t>(*byte | (r.q[k] << (is_high ? 4 : 0)));
@@ -248,9 +255,9 @@ void place_row(const Weight& w, const Row& r, uint8_t* panel, int lane) {
         }
     }
     for (size_t j = 0; j < r.scale.size(); j++) {
-        size_t index = j * PANEL + static_cast<size_t>(lane);
-        put_scale(f, panel + w.layout.scales, index, r.scale[j]);
-        if (f.has_min) put_scale(f, panel + w.layout.mins, index, r.min[j]);
+        uint8_t* at = panel + scale_offset(w, j, lane);
+        put_scale(f, at, r.scale[j]);
+        if (f.has_min) put_scale(f, at + w.layout.mins - w.layout.scales, r.min[j]);
     }
 }
 
@@ -284,8 +291,6 @@ void pack_panel(Weight& w, const KindInfo& info, const PackPart* parts, int p, R
 
 }  // namespace
 
-Weight::~Weight() { free(data); }
-
 bool kind_geometry(Kind kind, int* block_elements, int* block_bytes) {
     const KindInfo* info = find(kind);
     if (!info) return false;
@@ -303,8 +308,8 @@ std::unique_ptr<Weight> pack(Kind kind, const PackPart* parts, int num_parts, in
     w->format = info->format;
     w->layout = PanelLayout(w->format, k);
     w->panels = (w->n + PANEL - 1) / PANEL;
-    w->data = static_cast<uint8_t*>(aligned_alloc(64, w->bytes() + 64));  // + 64: stride % 64 == 0
-    if (!w->data) throw std::bad_alloc();
+    w->span = pool.slabs().take(w->bytes());
+    w->data = w->span.data;
     size_t scales = static_cast<size_t>(w->layout.groups) * (w->format.is_split ? 2 : 1);
     std::vector<Row> rows(static_cast<size_t>(pool.num_threads()));
     for (Row& r : rows) {
@@ -339,12 +344,12 @@ void unpack_row(const Weight& w, int row, float* out) {
     }
     const int per_scale = f.is_split ? 16 : 32;
     for (int k = 0; k < w.k; k++) {
-        uint8_t byte = panel[quant_offset(f, k, lane)];
+        uint8_t byte = panel[quant_offset(w, k, lane)];
         int q = f.quant == Quant::S8 ? byte - 128
                                      : ((k % 8) >= 4 ? byte >> 4 : byte & 15) - f.zero_point;
-        size_t index = static_cast<size_t>(k / per_scale) * PANEL + static_cast<size_t>(lane);
-        out[k] = get_scale(f, panel + w.layout.scales, index) * static_cast<float>(q);
-        if (f.has_min) out[k] += get_scale(f, panel + w.layout.mins, index);
+        const uint8_t* at = panel + scale_offset(w, static_cast<size_t>(k / per_scale), lane);
+        out[k] = get_scale(f, at) * static_cast<float>(q);
+        if (f.has_min) out[k] += get_scale(f, at + w.layout.mins - w.layout.scales);
     }
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "quant.h"
+#include "slab.h"
 
 namespace headrace {
 
@@ -36,12 +37,9 @@ struct Weight {
     Format format;
     PanelLayout layout;
     int n = 0, k = 0, panels = 0;
-    uint8_t* data = nullptr;  // 64-byte aligned, panels * layout.stride bytes
+    Span span;
+    uint8_t* data = nullptr;  // of the span: 64-byte aligned, panels * layout.stride bytes
 
-    Weight() = default;
-    Weight(const Weight&) = delete;
-    Weight& operator=(const Weight&) = delete;
-    ~Weight();
     size_t bytes() const { return static_cast<size_t>(panels) * layout.stride; }
 };
 

@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "slab.h"
+
 namespace headrace {
 
 class Job {
@@ -33,6 +35,7 @@ public:
     Pool& operator=(const Pool&) = delete;
 
     int num_threads() const { return num_threads_; }
+    SlabAllocator& slabs() { return slabs_; }
 
     // Runs every region in order; the caller takes part as thread 0. One job at a time.
     void run(Job& job);
@@ -53,6 +56,7 @@ private:
     void prepare(Job& job, uint64_t number);
 
     int num_threads_;
+    SlabAllocator slabs_;
     std::vector<std::thread> threads_;
     std::unique_ptr<Counter[]> counters_;
     int capacity_ = 0;
