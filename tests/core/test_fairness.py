@@ -95,23 +95,38 @@ def test_a_debt_is_not_forgotten_in_an_instant_of_idleness() -> None:
     assert served["dit"] <= served["llm"] + 2 * 8.0
 
 
+def test_a_debt_is_not_forgotten_when_new_keys_come() -> None:
+    """Every image is followed by a short job of a key never seen before."""
+    it = world(num_pages=100, step_units=16, max_running=4)
+    it.costs = {"llm": 0.1, "dit": 1.0}
+    it.add(token_job(0, long_prompt(), 70))
+    job_id = 1
+    while 0 not in it.ends:
+        if all(other in it.ends for other in range(1, job_id)):
+            it.add(make_job(job_id, Stage(("once", job_id), 1, 1, is_single=True)))
+            it.add(make_job(job_id + 1, denoise(job_id, 1, 8)))
+            job_id += 2
+        it.step()
+    served = seconds_by_component(it)
+    assert served["dit"] <= served["llm"] + served["once"] + 2 * 8.0
+
+
 def test_a_big_job_is_not_overtaken_for_ever() -> None:
-    """A stream of small chats and of another paged key cannot keep a big job from its pages."""
+    """Streams of small jobs, of its own key and another, cannot keep a big one from its pages."""
     it = world(num_pages=20, page_size=4, step_units=80, max_running=8, is_cached=False)
+    small = [t for t in range(1, 50) if len(answer([t] * 12, 16)) == 4]
     other = Stage(("other",), 12, 16, is_paged=True, is_growing=True)
     for job_id in range(3):
-        it.add(token_job(job_id, [job_id + 1] * 12, 4))
+        it.add(token_job(job_id, [small[job_id]] * 12, 4))
     it.step()
     it.add(token_job(100, list(range(1, 50)) + [9] * 20, 4))
     waited = 0
-    for job_id in range(200, 300):
-        if 100 in it.ends:
-            break
+    while 100 not in it.ends:
         waited += 1
-        it.add(token_job(2 * job_id, [job_id % 40 + 1] * 12, 4))
-        it.add(make_job(2 * job_id + 1, other, tokens=[job_id % 40 + 1] * 12))
+        assert waited < 30
+        it.add(token_job(200 + 2 * waited, [small[waited % 20]] * 12, 4))
+        it.add(make_job(201 + 2 * waited, other, tokens=[small[waited % 20]] * 12))
         it.step()
-    assert waited < 30
     it.drain(most_steps=2000)
 
 

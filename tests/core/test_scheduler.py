@@ -110,10 +110,26 @@ def test_pool_exhaustion_recomputes_the_youngest_and_changes_no_answer() -> None
     seeds = [p for p in range(1, 50) if len(answer([p, 2, 3], 30)) > 24][:3]
     for job_id, first in enumerate(seeds):
         it.add(token_job(job_id, [first, 2, 3], 27))
+    it.step()
+    it.add(token_job(3, [seeds[0], 2, 3], 27))
     it.drain(most_steps=300)
     it.check_answers()
-    assert it.scheduler.num_preemptions > 0
-    assert 0 not in {j for plan in it.plans for j in plan.preempted}, "the oldest gave way"
+    told = [j for plan in it.plans for j in plan.preempted]
+    assert len(told) == it.scheduler.num_preemptions > 0
+    assert 0 not in told, "the oldest gave way"
+    assert list(it.ends) == [0, 1, 2, 3], "a later arrival overtook a preempted job"
+
+
+def test_a_newcomer_leaves_each_running_job_a_page() -> None:
+    """It would fit to the last page, and then be preempted at once."""
+    it = world(num_pages=6, page_size=4, step_units=40, max_running=4, is_cached=False)
+    first = next(p for p in range(1, 50) if len(answer([p] * 7, 12)) == 5)
+    it.add(token_job(0, [first] * 7, 5))
+    it.step()
+    it.add(token_job(1, [2] * 16, 1))
+    it.drain(most_steps=20)
+    assert it.scheduler.num_preemptions == 0
+    assert list(it.ends) == [0, 1]
 
 
 # ---- prefixes

@@ -8,24 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from toy import TIMEOUT_S, VOCAB, Collector, Setup, ToyOps, ask, engine, expected
+from toy import TIMEOUT_S, VOCAB, Collector, Gate, Setup, ToyOps, ask, engine, expected
 
 from headrace.errors import ContextTooLong, EngineFailure, InvalidRequest, Overloaded
 from headrace.types import Event, Request, SamplingParams
 
 LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-
-
-class Gate:
-    """Holds the engine inside a step until opened; tells when a step is in."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.opened = threading.Event()
-
-    def __call__(self, sequences: list[list[int]]) -> None:
-        self.entered.set()
-        assert self.opened.wait(TIMEOUT_S)
 
 
 class AbortAt(Collector):

@@ -121,6 +121,7 @@ def check_step(step: StepArrays, num_pages: int, limits: Limits) -> None:
         assert np.array_equal(step.positions[first:last], expected)
         used = step.page_table[s, : -(-length // PAGE_SIZE)].tolist()
         assert all(0 <= page < num_pages for page in used)
+        assert np.all(step.page_table[s, len(used) :] == -1), "unused entries are -1"
         written += used[(length - (last - first)) // PAGE_SIZE :]
     assert len(set(written)) == len(written), "two writers of a page"
 
@@ -160,6 +161,18 @@ def expected(
         if token in ends:
             break
     return tokens[len(prompt) :]
+
+
+class Gate:
+    """Holds the engine inside a step until opened; tells when a step is in."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, sequences: list[list[int]]) -> None:
+        self.entered.set()
+        assert self.opened.wait(TIMEOUT_S)
 
 
 class Collector:
@@ -213,6 +226,16 @@ class ToyEngine(Engine):
         cache = FailingCache(PagePool(num_pages), PAGE_SIZE, is_enabled=self._config.prefix_cache)
         cache.nth = self.failing_take
         return cache
+
+    def hold(self, gate: Gate) -> None:
+        """Make the next steps wait at the gate."""
+        forward = self._runner._forward
+
+        def gated(step: StepArrays) -> NDArray[np.float32]:
+            gate([])
+            return forward(step)
+
+        self._runner._forward = gated
 
     @property
     def num_takes(self) -> int:
@@ -273,3 +296,14 @@ def ask(
     sink = Collector(params.n)
     it.submit(Request(name, tuple(prompt), params), sink)
     return sink
+
+
+def ask_together(
+    it: ToyEngine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[Collector]:
+    """Submit all before the second step begins, so that they do share steps."""
+    gate = Gate()
+    it.hold(gate)
+    sinks = [ask(it, str(index), prompt, params) for index, prompt in enumerate(prompts)]
+    gate.opened.set()
+    return sinks

@@ -10,6 +10,7 @@ Not here: text (`service.py`), what a step is (`scheduler.py`), arrays (`runner.
 
 from __future__ import annotations
 
+import atexit
 import secrets
 import threading
 from collections import deque
@@ -111,6 +112,7 @@ class Engine:
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a thread inside native code must not meet a dying interpreter
 
     def _make_cache(self, num_pages: int) -> PrefixCache:
         return PrefixCache(PagePool(num_pages), PAGE_SIZE, is_enabled=self._config.prefix_cache)
@@ -172,6 +174,7 @@ class Engine:
             self._wake.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
         return self

@@ -61,7 +61,6 @@ class Job:
     num_published: int = 0
     node: Node | None = None
     num_cached: int = -1  # prompt tokens found in the cache at first admission; -1: not yet
-    waited_for: tuple[int, int] | None = None
     admission: int = 0  # serial of the last admission
     is_running: bool = False
 

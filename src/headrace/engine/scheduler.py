@@ -231,14 +231,13 @@ class Scheduler:
 
     def _fill(self, lane: _Lane) -> _Draft:
         draft = _Draft(lane.budget)
-        num_preempted = len(self._preempted)
         for job in tuple(lane.running):
             if not job.is_running:
                 continue  # preempted below by an older job
             count = self._count(job, draft.left)
             if count and self._reserve_or_preempt(job, job.done + count, draft):
                 self._plan_work(job, count, draft)
-        if lane.waiting and len(self._preempted) == num_preempted:
+        if lane.waiting:
             self._admit(lane, draft)
         return draft
 
@@ -286,7 +285,7 @@ class Scheduler:
         """Take the cached prefix, or return True when it is worth waiting for more of it.
 
         The last token is never taken from the cache: its forward gives the first logits. Waiting is
-        bounded, because each step waited must have moved the job waited for.
+        bounded, because the job waited for moves in this very step.
         """
         cache, size = self.cache, self.cache.page_size
         node, pages = (
@@ -295,8 +294,7 @@ class Scheduler:
         start = len(pages) * size
         if coming and start + size < job.goal:
             owner = coming.get((node, tuple(job.tokens[start : start + size])))
-            if owner is not None and job.waited_for != (owner.id, owner.done):
-                job.waited_for = (owner.id, owner.done)
+            if owner is not None:
                 return True
         cache.share(pages)
         job.pages, job.node, job.done = pages, node, start
@@ -387,7 +385,6 @@ class Scheduler:
         self._admissions += 1
         job.admission = self._admissions
         job.is_running = True
-        job.waited_for = None
         if job.num_cached < 0:
             job.num_cached = job.done
         lane.running.append(job)
