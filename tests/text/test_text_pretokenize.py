@@ -10,7 +10,7 @@ import pytest
 from awkward import awkward_strings
 from tokenizers import Regex, pre_tokenizers
 
-from headrace.text.pretokenize import PRE_TOKENIZERS
+from headrace.text.pretokenize import PRE_TOKENIZERS, group_digits
 
 NAMES_OF_THE_FORMAT = """
 default llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano
@@ -28,7 +28,9 @@ def words(name: str, text: str) -> list[str]:
     """`text` cut by the rules of a `pre` name."""
     rules = PRE_TOKENIZERS[name]
     steps = [pre_tokenizers.Split(Regex(p), behavior="isolated") for p in rules.patterns]
-    return [word for word, _ in pre_tokenizers.Sequence(steps).pre_tokenize_str(text)]
+    cutter = pre_tokenizers.Sequence(steps)
+    parts = group_digits(text) if rules.groups_digits else (text,)
+    return [word for part in parts for word, _ in cutter.pre_tokenize_str(part)]
 
 
 def library_words(text: str, *, is_digit_alone: bool) -> list[str]:
@@ -54,6 +56,25 @@ def test_gpt2_and_smollm_cut_as_the_library_does(text: str) -> None:
 def test_cuts_lose_nothing(name: str) -> None:
     for text in awkward_strings():
         assert "".join(words(name, text)) == text
+
+
+GROUPED = [
+    *awkward_strings(),
+    *(
+        "1" * length + tail
+        for length in range(1, 12)
+        for tail in ("", "a", "_", " ", "é", "٣", "½")
+    ),
+    *("x" + "1" * length + "\u0301" for length in range(1, 8)),
+]
+
+
+@pytest.mark.parametrize("text", GROUPED)
+def test_numbers_are_grouped_as_the_published_expression_does(text: str) -> None:
+    expression = Regex(r"\d{1,3}(?=(?:\d{3})*\b)")
+    cutter = pre_tokenizers.Split(expression, behavior="isolated")
+    expected = [word for word, _ in cutter.pre_tokenize_str(text)]
+    assert list(group_digits(text)) == expected
 
 
 BY_HAND = [

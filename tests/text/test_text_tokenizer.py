@@ -168,6 +168,16 @@ def test_white_space_after_phi3_tokens_belongs_to_them() -> None:
     assert tokenizer.encode("<|im_end|>\n wheel", add_special=False, parse_special=True) == tight
 
 
+def test_text_the_vocabulary_cannot_write_is_refused() -> None:
+    tokens = ["a", "b", "ab"]
+    tokenizer = load_tokenizer(
+        gguf(model="gpt2", pre="gpt-2", tokens=tokens, token_type=[1, 1, 1], merges=["a b"])
+    )
+    assert tokenizer.encode("abab", **PLAIN) == [2, 2]
+    with pytest.raises(InvalidRequest, match="no tokens to write 'é'"):
+        tokenizer.encode("abéc", **PLAIN)
+
+
 @pytest.mark.parametrize("text", ["a\ud800b", "\udcff"])
 def test_lone_surrogates_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="lone surrogate"):

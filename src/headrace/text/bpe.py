@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from headrace.text.bytelevel import piece_bytes
-from headrace.text.pretokenize import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
+from headrace.errors import InvalidRequest
+from headrace.text.bytelevel import BYTE_OF_CHAR, piece_bytes
+from headrace.text.pretokenize import (
+    PRE_TOKENIZERS,
+    PreTokenizer,
+    group_digits,
+    pre_tokenizer,
+)
 from headrace.text.splitter import Splitter
 from headrace.text.vocabulary import (
     CONTROL,
@@ -35,6 +41,8 @@ class BpeCodec:
         self._plain = Splitter(plain)
         self._special = Splitter(plain | control)
         self._merger = _merger(vocabulary, rules)
+        self._groups_digits = rules.groups_digits
+        self._missing = _missing_bytes(vocabulary)
 
     def encode(self, text: str, *, parse_special: bool, sentinel: str = "") -> list[int]:
         ids: list[int] = []
@@ -45,8 +53,17 @@ class BpeCodec:
                 whole = part.replace(sentinel, "")
                 ids += self.encode(whole, parse_special=False)
             else:
-                ids += self._merger.encode(part, add_special_tokens=False).ids
+                ids += self._encode_ordinary(part)
         return ids
+
+    def _encode_ordinary(self, text: str) -> list[int]:
+        if self._missing and not self._missing.isdisjoint(text.encode("utf-8")):
+            char = next(c for c in text if not self._missing.isdisjoint(c.encode("utf-8")))
+            raise InvalidRequest(f"the model's vocabulary has no tokens to write {char!r} with")
+        parts = group_digits(text) if self._groups_digits else (text,)
+        return [
+            i for part in parts for i in self._merger.encode(part, add_special_tokens=False).ids
+        ]
 
     def token_bytes(self, token_id: int) -> bytes:
         piece = self._pieces[token_id]
@@ -81,6 +98,12 @@ def _merger(vocabulary: Vocabulary, rules: PreTokenizer) -> Tokenizer:
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     merger.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])
     return merger
+
+
+def _missing_bytes(vocabulary: Vocabulary) -> frozenset[int]:
+    """Bytes that no token writes; usually none. The merger would drop them without a word."""
+    known = set(vocabulary.pieces)
+    return frozenset(byte for char, byte in BYTE_OF_CHAR.items() if char not in known)
 
 
 def _is_inside(pair: tuple[str, str], ids: dict[str, int]) -> bool:
