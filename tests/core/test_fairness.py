@@ -114,8 +114,7 @@ def test_a_debt_is_not_forgotten_when_new_keys_come() -> None:
 def test_a_big_job_is_not_overtaken_for_ever() -> None:
     """Streams of small jobs, of its own key and another, cannot keep a big one from its pages."""
     it = world(num_pages=20, page_size=4, step_units=80, max_running=8, is_cached=False)
-    small = [t for t in range(1, 50) if len(answer([t] * 12, 16)) == 4]
-    other = Stage(("other",), 12, 16, is_paged=True, is_growing=True)
+    small = [t for t in range(1, 50) if len(answer([t] * 12, 24)) == 12]
     for job_id in range(3):
         it.add(token_job(job_id, [small[job_id]] * 12, 4))
     it.step()
@@ -123,8 +122,10 @@ def test_a_big_job_is_not_overtaken_for_ever() -> None:
     waited = 0
     while 100 not in it.ends:
         waited += 1
-        assert waited < 30
+        assert waited < 40
         it.add(token_job(200 + 2 * waited, [small[waited % 20]] * 12, 4))
+        limit = 14 + 5 * (waited % 3)  # of different lengths, so that they never all end at once
+        other = Stage(("other",), 12, limit, is_paged=True, is_growing=True)
         it.add(make_job(201 + 2 * waited, other, tokens=[small[waited % 20]] * 12))
         it.step()
     it.drain(most_steps=2000)

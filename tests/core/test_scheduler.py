@@ -150,6 +150,22 @@ def test_a_shared_prompt_is_computed_once() -> None:
     assert cached == [0] + [200] * 15
 
 
+def test_who_waits_for_a_prefix_keeps_the_place_and_stops_nobody() -> None:
+    it = world(num_pages=100, page_size=4, step_units=64, max_running=2)
+    shared = [1 + i % 40 for i in range(21)]
+    long = next(t for t in range(1, 50) if len(answer([t] * 9, 30)) > 15)
+    it.add(token_job(0, shared, 1))
+    it.add(token_job(1, shared, 1))
+    for job_id in (2, 3, 4):
+        it.add(token_job(job_id, [long] * 9, 20))
+    first, second = it.step(), it.step()
+    assert first is not None
+    assert second is not None
+    assert [w.job_id for w in first.works] == [0, 2]
+    assert [w.job_id for w in second.works] == [2, 1]
+    it.drain(most_steps=100)
+
+
 def test_waiting_for_a_prefix_ends_when_its_owner_is_aborted() -> None:
     it = world(num_pages=100, page_size=4, step_units=8, max_running=4)
     prompt = [1 + i % 40 for i in range(41)]

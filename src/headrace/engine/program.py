@@ -40,7 +40,7 @@ class Stage:
 class Job:
     """One choice of a request on its way; mutated by the scheduler only.
 
-    `pages[:num_published]` are the tree path that ends in `node`; `num_sent` pages are known to the
+    Ids count up in order of arrival. `pages[:num_published]` are the tree path that ends in `node`; `num_sent` pages are known to the
     runner.
     """
 

@@ -68,10 +68,16 @@ class _Lane:
     served: float = 0.0
     waiting: deque[Job] = field(default_factory=deque)
     running: list[Job] = field(default_factory=list)
+    blocked: Job | None = None  # found no room for its pages when last tried
 
     @property
     def is_active(self) -> bool:
         return bool(self.waiting or self.running)
+
+    def blocks(self, job: Job) -> bool:
+        """True when the first job here is older than `job` and waits for pages."""
+        first = self.waiting[0] if self.waiting else None
+        return first is not None and first is self.blocked and first.id < job.id
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +121,6 @@ class Scheduler:
         self._preempted: list[int] = []
         self._admissions = 0
         self._num_paged = 0  # running jobs that hold pages
-        self._blocked: _Lane | None = None  # its first job found no room: others may not start
 
     @property
     def has_work(self) -> bool:
@@ -338,16 +343,16 @@ class Scheduler:
 
     def _has_room(self, lane: _Lane, job: Job, count: int) -> bool:
         """Reserve for admission. Beside running jobs, all that is known of the newcomer and one
-        page for each of them must fit: otherwise it would soon be preempted. Nobody overtakes a
-        job that found no room, so the running ones end and it gets all it needs."""
+        page for each of them must fit: otherwise it would soon be preempted. Nobody overtakes an
+        older job that found no room, so the running ones end and it gets all it needs."""
         if not job.stage.is_paged:
             return True
-        if self._blocked not in (None, lane) and self._blocked.waiting:
+        if any(other.blocks(job) for other in self._lanes.values() if other is not lane):
             return False
         need = -(-job.goal // self.cache.page_size) - len(job.pages)
         is_tight = need + self._num_paged > self.cache.num_available
         has_room = not (self._num_paged and is_tight) and self._reserve(job, job.done + count)
-        self._blocked = None if has_room else lane
+        lane.blocked = None if has_room else job
         return has_room
 
     def _reserve_or_preempt(self, job: Job, num_units: int, draft: _Draft) -> bool:
