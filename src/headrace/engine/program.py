@@ -40,8 +40,8 @@ class Stage:
 class Job:
     """One choice of a request on its way; mutated by the scheduler only.
 
-    Ids count up in order of arrival. `pages[:num_published]` are the tree path that ends in `node`; `num_sent` pages are known to the
-    runner.
+    Ids count up in order of arrival. `pages[:num_published]` are the tree path that ends in `node`;
+    `num_sent` pages are known to the runner.
     """
 
     id: int
