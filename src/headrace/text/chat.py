@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -255,7 +256,7 @@ def _check_roles(messages: list[Plain], tokenizer: Tokenizer) -> None:
 def _sentinel(names: Plain, source: str) -> str:
     """A private-use character that none of the texts has."""
     texts = [source, *texts_of(names)]
-    for code in (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE)):
+    for code in chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE)):
         if not any(chr(code) in text for text in texts):
             return chr(code)
     raise InvalidRequest("the messages use every private-use character of Unicode")

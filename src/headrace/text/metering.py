@@ -85,6 +85,8 @@ def measure(value: object, limit: int) -> int:
         total += _VALUE_CHARS
         if isinstance(item, str | bytes):
             total += len(item)
+        elif isinstance(item, int) and item.bit_length() > _MAX_INT_BITS:
+            return limit + 1  # arithmetic on it would take time out of proportion
         elif isinstance(item, Mapping):
             stack.extend(item.keys())
             stack.extend(item.values())
@@ -124,7 +126,7 @@ def format_size(template: object, values: object, limit: int) -> int:
     value, every number may be a width."""
     if not isinstance(template, str):
         return 0
-    if re.search(r"%[^a-zA-Z%]*\*|\{[^{}]*:[^{}]*\{", template):  # a width that is computed
+    if re.search(r"%[^a-zA-Z%]*\*|\{[^{}:]*:[^{}]*\{", template):  # a width that is computed
         return limit + 1
     widths = sum(int(digits[:9]) for digits in re.findall(r"\d+", template))
     fields = template.count("%") + template.count("{")

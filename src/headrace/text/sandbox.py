@@ -67,9 +67,9 @@ _METHODS: Mapping[type, frozenset[str]] = {
     float: frozenset({"is_integer"}),
     bytes: frozenset(),
 }
-# str methods that search from the right compare needle and text character by character.
-_RIGHT_SEARCH = frozenset({"rfind", "rindex", "rsplit", "rpartition"})
-_MAX_RIGHT_NEEDLE = 256
+# str methods that compare every character of the text with every one of their argument.
+_SLOW_SEARCH = frozenset({"rfind", "rindex", "rsplit", "rpartition", "strip", "lstrip", "rstrip"})
+_MAX_SLOW_NEEDLE = 256
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -87,7 +87,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self._local = threading.local()
         self._now = now
         kept = {name: rule for name, rule in self.filters.items() if name in _FILTERS}
-        kept |= {"tojson": _tojson, "join": _join, "sum": _sum, "indent": _indent}
+        kept |= {
+            "tojson": _tojson,
+            "join": _join,
+            "sum": _sum,
+            "indent": _indent,
+            "replace": _replace,
+        }
         self.filters = {name: _metered_filter(name, rule) for name, rule in kept.items()}
         del self.globals["lipsum"]
         self.globals |= {
@@ -182,14 +188,15 @@ def _check_call(meter: Meter, function: object, args: Any, kwargs: Mapping[str, 
         meter.check_size(replace_size(owner, args[0], args[1]))
     elif name == "join":
         meter.check_size(len(owner) * measure(args, meter.max_chars))
-    elif name in _RIGHT_SEARCH:
+    elif name in _SLOW_SEARCH:
         _check_needle(values)
 
 
 def _check_needle(values: tuple[object, ...]) -> None:
-    if any(isinstance(value, str) and len(value) > _MAX_RIGHT_NEEDLE for value in values):
+    if any(isinstance(value, str) and len(value) > _MAX_SLOW_NEEDLE for value in values):
         raise TemplateError(
-            f"a search from the right takes at most {_MAX_RIGHT_NEEDLE} characters in a template"
+            "a chat template may strip, or search from the right for, at most "
+            f"{_MAX_SLOW_NEEDLE} characters"
         )
 
 
@@ -320,10 +327,10 @@ def _metered_filter(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         meter.tick()
         values = (*args[1:], *kwargs.values())
         _check_ints(values)
-        if name == "replace" and len(args) >= 3:
-            meter.check_size(replace_size(str(args[0]), args[1], args[2]))
-        elif name == "format":
+        if name == "format":
             meter.check_size(format_size(str(args[0]), values, meter.max_chars))
+        elif name == "trim":
+            _check_needle(values)
         result = rule(*_passed(kind, context), *args, **kwargs)
         meter.charge(result)
         return result
@@ -395,3 +402,10 @@ def _indent(
     text, step = str(s), width if isinstance(width, int) else len(width)
     environment.meter.check_size(len(text) + (text.count("\n") + 1) * step)
     return jinja2.filters.do_indent(text, width, first, blank)
+
+
+@pass_context
+def _replace(context: Context, s: Any, old: str, new: str, count: int | None = None) -> str:
+    environment: Any = context.environment
+    environment.meter.check_size(replace_size(str(s), str(old), str(new)))
+    return jinja2.filters.do_replace(context.eval_ctx, s, old, new, count)
