@@ -265,17 +265,12 @@ static void quant_panel(const LinearArgs& a, int p, int token) {
     }
 }
 
-template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT>
+// The tile of `count` < MAX_TILE tokens that is left over: its own kernel for each count.
+template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT, int TT = MAX_TILE - 1>
 static void quant_tail(const LinearArgs& a, int p, int token, int count) {
-    switch (count) {
-        case 1: return quant_panel<Q, ZP, F32, MIN, SPLIT, 1>(a, p, token);
-        case 2: return quant_panel<Q, ZP, F32, MIN, SPLIT, 2>(a, p, token);
-        case 3: return quant_panel<Q, ZP, F32, MIN, SPLIT, 3>(a, p, token);
-        case 4: return quant_panel<Q, ZP, F32, MIN, SPLIT, 4>(a, p, token);
-        case 5: return quant_panel<Q, ZP, F32, MIN, SPLIT, 5>(a, p, token);
-        case 6: return quant_panel<Q, ZP, F32, MIN, SPLIT, 6>(a, p, token);
-        case 7: return quant_panel<Q, ZP, F32, MIN, SPLIT, 7>(a, p, token);
-        default: return;
+    if constexpr (TT > 0) {
+        if (count == TT) return quant_panel<Q, ZP, F32, MIN, SPLIT, TT>(a, p, token);
+        quant_tail<Q, ZP, F32, MIN, SPLIT, TT - 1>(a, p, token, count);
     }
 }
 
@@ -369,52 +364,45 @@ HR_INLINE float group_scale(const float* x, float* inverse) {
     const ni magnitude = i_set1(0x7fffffff);
     HR_UNROLL for (int i = 0; i < GROUP; i += LANES) m =
         i_max(m, i_and(f_bits(n_load(x + i)), magnitude));
-    int32_t lanes[LANES];
-    i_store(lanes, m);
-    int32_t top = 0;
-    for (int l = 0; l < LANES; l++) top = imax(top, lanes[l]);
-    float largest = word_float(top);
+    float largest = word_float(i_hmax(m));
     // Below 1e-36 the inverse would overflow; such a group is zero at float precision anyway.
     *inverse = largest >= 1e-36f ? 127.0f / largest : 0.0f;
     return largest / 127.0f;
 }
 
-HR_INLINE int32_t clamp_int8(int32_t q) { return q > 127 ? 127 : (q < -127 ? -127 : q); }
+// One group of one token into its column of the tile block.
+HR_INLINE void quantize_group(const float* x, int tokens, bool has_halves, int32_t* out) {
+    float inverse;
+    const float scale = group_scale(x, &inverse);
+    int8_t q[GROUP];
+    int32_t half[2] = {0, 0};
+    HR_UNROLL for (int i = 0; i < GROUP; i += LANES) {
+        // |x * inverse| <= 127 but for NaN, whose token is lost already: max keeps it off -128,
+        // which has no opposite in int8
+        ni v = i_max(f_to_i(n_mul(n_load(x + i), n_set1(inverse))), i_set1(-127));
+        half[i / 16] += i_sum(v);
+        i_store_int8(q + i, v);
+    }
+    HR_UNROLL for (int i = 0; i < 8; i++) memcpy(out + i * tokens, q + 4 * i, 4);
+    const int32_t sum = half[0] + half[1];
+    const float ss = scale * static_cast<float>(sum);
+    memcpy(out + 8 * tokens, &scale, 4);
+    memcpy(out + 9 * tokens, &ss, 4);
+    out[10 * tokens] = -128 * sum;
+    if (!has_halves) return;
+    for (int h = 0; h < 2; h++) {
+        const float ss_half = scale * static_cast<float>(half[h]);
+        memcpy(out + (11 + h) * tokens, &ss_half, 4);
+        out[(13 + h) * tokens] = -128 * half[h];
+    }
+}
 
 static void quantize(const float* x, int ldx, int tokens, int k, bool has_halves, int32_t* out) {
     const int words = tile_words(has_halves) * tokens;
-    for (int g = 0; g < k / GROUP; g++, out += words) {
-        for (int t = 0; t < tokens; t++) {
-            const float* row = x + static_cast<size_t>(t) * ldx + g * GROUP;
-            float inverse;
-            float scale = group_scale(row, &inverse);
-            int32_t q[GROUP];
-            HR_UNROLL for (int i = 0; i < GROUP; i += LANES)
-                i_store(q + i, f_to_i(n_mul(n_load(row + i), n_set1(inverse))));
-            int32_t half[2] = {0, 0};
-            for (int i = 0; i < GROUP; i++) {
-                q[i] = clamp_int8(q[i]);
-                half[i / 16] += q[i];
-            }
-            for (int i = 0; i < 8; i++) {
-                uint32_t w = 0;
-                for (int j = 0; j < 4; j++)
-                    w |= static_cast<uint32_t>(static_cast<uint8_t>(q[4 * i + j])) << (8 * j);
-                out[i * tokens + t] = static_cast<int32_t>(w);
-            }
-            int32_t sum = half[0] + half[1];
-            float values[2] = {scale, scale * static_cast<float>(sum)};
-            memcpy(out + 8 * tokens + t, &values[0], 4);
-            memcpy(out + 9 * tokens + t, &values[1], 4);
-            out[10 * tokens + t] = -128 * sum;
-            if (!has_halves) continue;
-            for (int h = 0; h < 2; h++) {
-                float ss = scale * static_cast<float>(half[h]);
-                memcpy(out + (11 + h) * tokens + t, &ss, 4);
-                out[(13 + h) * tokens + t] = -128 * half[h];
-            }
-        }
-    }
+    for (int g = 0; g < k / GROUP; g++, out += words)
+        for (int t = 0; t < tokens; t++)
+            quantize_group(x + static_cast<size_t>(t) * ldx + g * GROUP, tokens, has_halves,
+                           out + t);
 }
 
 }  // namespace HR_ISA

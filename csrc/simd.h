@@ -119,7 +119,12 @@ template <int N>
 HR_INLINE ni i_sra(ni a) {
     return _mm512_srai_epi32(a, N);
 }
-HR_INLINE void i_store(int32_t* p, ni v) { _mm512_storeu_si512(p, v); }
+HR_INLINE int32_t i_sum(ni v) { return _mm512_reduce_add_epi32(v); }
+HR_INLINE int32_t i_hmax(ni v) { return _mm512_reduce_max_epi32(v); }
+// Lanes as int8, saturated.
+HR_INLINE void i_store_int8(int8_t* p, ni v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(v));
+}
 HR_INLINE nf i_to_f(ni v) { return _mm512_cvtepi32_ps(v); }
 HR_INLINE ni f_to_i(nf v) { return _mm512_cvtps_epi32(v); }  // round to nearest even
 HR_INLINE ni f_bits(nf v) { return _mm512_castps_si512(v); }
@@ -164,7 +169,20 @@ template <int N>
 HR_INLINE ni i_sra(ni a) {
     return _mm256_srai_epi32(a, N);
 }
-HR_INLINE void i_store(int32_t* p, ni v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+HR_INLINE int32_t i_sum(ni v) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+HR_INLINE int32_t i_hmax(ni v) {
+    __m128i s = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+HR_INLINE void i_store_int8(int8_t* p, ni v) {
+    __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(h, h));
+}
 HR_INLINE nf i_to_f(ni v) { return _mm256_cvtepi32_ps(v); }
 HR_INLINE ni f_to_i(nf v) { return _mm256_cvtps_epi32(v); }
 HR_INLINE ni f_bits(nf v) { return _mm256_castps_si256(v); }
@@ -208,7 +226,13 @@ template <int N>
 HR_INLINE ni i_sra(ni a) {
     return vshrq_n_s32(a, N);
 }
-HR_INLINE void i_store(int32_t* p, ni v) { vst1q_s32(p, v); }
+HR_INLINE int32_t i_sum(ni v) { return vaddvq_s32(v); }
+HR_INLINE int32_t i_hmax(ni v) { return vmaxvq_s32(v); }
+HR_INLINE void i_store_int8(int8_t* p, ni v) {
+    int16x4_t h = vqmovn_s32(v);
+    vst1_lane_s32(reinterpret_cast<int32_t*>(p),
+                  vreinterpret_s32_s8(vqmovn_s16(vcombine_s16(h, h))), 0);
+}
 HR_INLINE nf i_to_f(ni v) { return vcvtq_f32_s32(v); }
 HR_INLINE ni f_to_i(nf v) { return vcvtnq_s32_f32(v); }
 HR_INLINE ni f_bits(nf v) { return vreinterpretq_s32_f32(v); }
@@ -305,7 +329,19 @@ HR_INLINE ni i_sra(ni a) {
     HR_EACH a.v[l] >>= N;
     return a;
 }
-HR_INLINE void i_store(int32_t* p, ni a) { memcpy(p, a.v, 64); }
+HR_INLINE int32_t i_sum(ni a) {
+    int32_t s = 0;
+    HR_EACH s += a.v[l];
+    return s;
+}
+HR_INLINE int32_t i_hmax(ni a) {
+    int32_t m = a.v[0];
+    HR_EACH m = m > a.v[l] ? m : a.v[l];
+    return m;
+}
+HR_INLINE void i_store_int8(int8_t* p, ni a) {
+    HR_EACH p[l] = static_cast<int8_t>(a.v[l] > 127 ? 127 : (a.v[l] < -128 ? -128 : a.v[l]));
+}
 HR_INLINE nf i_to_f(ni a) {
     nf r;
     HR_EACH r.v[l] = static_cast<float>(a.v[l]);
