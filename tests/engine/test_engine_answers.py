@@ -98,7 +98,7 @@ def test_prefix_hit_equals_cold(stack: Stack, size: int) -> None:
     prompt = (some_prompts(1, seed=4)[0] * 90)[:1] + list(range(1, 64)) + [3, 4]
     prompt = prompt[:size]
     with stack.open(Setup()) as it:
-        cold, hit = ask(it, "cold", prompt, SEEDED), None
+        cold = ask(it, "cold", prompt, SEEDED)
         cold.wait()
         hit = ask(it, "hit", prompt, SEEDED)
         assert hit.tokens() == cold.tokens() == stack.expected(prompt, SEEDED)

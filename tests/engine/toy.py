@@ -227,16 +227,6 @@ class ToyEngine(Engine):
         cache.nth = self.failing_take
         return cache
 
-    def hold(self, gate: Gate) -> None:
-        """Make the next steps wait at the gate."""
-        forward = self._runner._forward
-
-        def gated(step: StepArrays) -> NDArray[np.float32]:
-            gate([])
-            return forward(step)
-
-        self._runner._forward = gated
-
     @property
     def num_takes(self) -> int:
         cache = self._scheduler.cache
@@ -299,11 +289,16 @@ def ask(
 
 
 def ask_together(
-    it: ToyEngine, prompts: Sequence[Sequence[int]], params: SamplingParams
+    it: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[Collector]:
-    """Submit all before the second step begins, so that they do share steps."""
-    gate = Gate()
-    it.hold(gate)
+    """Submit all before the first step ends, so that they do share steps."""
+    gate, forward = Gate(), it._runner._forward
+
+    def gated(step: StepArrays) -> NDArray[np.float32]:
+        gate([])
+        return forward(step)
+
+    it._runner._forward = gated
     sinks = [ask(it, str(index), prompt, params) for index, prompt in enumerate(prompts)]
     gate.opened.set()
     return sinks
