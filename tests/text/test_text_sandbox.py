@@ -32,6 +32,13 @@ def doubled(start: str, step: str) -> str:
     return "{% set ns = namespace(x=START) %}".replace("START", start) + loop.replace("STEP", step)
 
 
+def lazy(filters: str) -> str:
+    """A program that draws 99,999 times one long text, none of them stored."""
+    return "{{ range(99999) | map(attribute='x', default='a' * 900000) | FILTERS }}".replace(
+        "FILTERS", filters
+    )
+
+
 ENDLESS = [
     "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) if b < 0 %}x{% endfor %}{% endfor %}",
@@ -104,6 +111,13 @@ LARGE = [
     "{{ ('a' * 100000) | replace(old='a', new='b' * 100000) }}",
     "{% set x = ('f' * 900000) | int(base=16) %}{{ x // 3 % 2 }}",
     "{{ ('{' + ':' * 900000).format() }}",
+    "{{ ('a' * 900000) | groupby('x', 'a' * 900000) }}",
+    lazy("join"),
+    lazy("sort"),
+    lazy("unique | list"),
+    lazy("list"),
+    lazy("min"),
+    "{{ ''.join(range(99999) | map(attribute='x', default='a' * 900000)) }}",
 ]
 
 
@@ -198,6 +212,12 @@ def test_what_is_out_of_reach_ends_in_a_typed_error(source: str) -> None:
 )
 def test_hidden_attributes_print_nothing(source: str) -> None:
     assert render(source) == ""
+
+
+def test_nonsense_is_compiled_without_remarks() -> None:
+    """Python warns of `2[0]`; warnings are errors here."""
+    with pytest.raises(TemplateError, match="not subscriptable"):
+        render("{{ 2[0:1] }}")
 
 
 def test_undefined_names_print_nothing() -> None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from types import CodeType
 from typing import Any
 
 import jinja2
@@ -133,6 +135,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         meter = __self.meter
         meter.tick()
         _check_call(meter, __obj, args, kwargs)
+        args = tuple(_counted(meter, arg) for arg in args)
         result = super().call(__context, __obj, *args, **kwargs)
         meter.charge(result)
         return result
@@ -170,10 +173,28 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         instrumented: nodes.Template = _Instrument(self).visit(tree)
         return instrumented
 
+    def _compile(self, source: str, filename: str) -> CodeType:
+        with warnings.catch_warnings():  # Python's remarks on nonsense such as 1.x or 2[0]
+            warnings.simplefilter("ignore", SyntaxWarning)
+            code: CodeType = super()._compile(source, filename)
+        return code
+
     def _strftime_now(self, format: str) -> str:
         if not isinstance(format, str) or len(format) > 256:
             raise TemplateError("strftime_now takes a format of at most 256 characters")
         return self._now().strftime(format)
+
+
+def _counted(meter: Meter, value: Any) -> Any:
+    """A lazy sequence whose items are counted as they are drawn; other values as they are."""
+    return _draw(meter, value) if isinstance(value, Iterator) else value
+
+
+def _draw(meter: Meter, items: Iterator[Any]) -> Iterator[Any]:
+    for item in items:
+        meter.tick()
+        meter.charge(item)
+        yield item
 
 
 def _check_call(meter: Meter, function: object, args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -195,7 +216,7 @@ def _check_call(meter: Meter, function: object, args: Any, kwargs: Mapping[str, 
 def _check_needle(values: tuple[object, ...]) -> None:
     if any(isinstance(value, str) and len(value) > _MAX_SLOW_NEEDLE for value in values):
         raise TemplateError(
-            "a chat template may strip, or search from the right for, at most "
+            "a chat template may strip, group by, or search from the right for, at most "
             f"{_MAX_SLOW_NEEDLE} characters"
         )
 
@@ -329,8 +350,9 @@ def _metered_filter(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         _check_ints(values)
         if name == "format":
             meter.check_size(format_size(str(args[0]), values, meter.max_chars))
-        elif name == "trim":
+        elif name in ("trim", "groupby"):  # a default for groups is copied for each item
             _check_needle(values)
+        args = tuple(_counted(meter, arg) for arg in args)
         result = rule(*_passed(kind, context), *args, **kwargs)
         meter.charge(result)
         return result
