@@ -287,7 +287,7 @@ def _top_p(x: Floats, p: float, scratch: Scratch) -> Ints:
     """Fewest of the most likely whose mass reaches p."""
     distance = np.subtract(x.max(), x, out=scratch.distance[: x.size])
     weights = _weights(x, 1.0, scratch)
-    return _prefix(distance, weights, p, levels=(4.0, 7.0, 10.0, 14.0), is_strict=False)
+    return _prefix(distance, weights, p, level=6.0, is_strict=False)
 
 
 def _typical(x: Floats, p: float, scratch: Scratch) -> Ints:
@@ -302,7 +302,7 @@ def _typical(x: Floats, p: float, scratch: Scratch) -> Ints:
     mean = float((weights * below).sum(dtype=np.float64)) / total
     # surprisal = log(total) + below, entropy = log(total) + mean: the logarithms cancel
     distance = np.abs(np.subtract(below, mean, out=below), out=below)
-    return _prefix(distance, weights, p, levels=(1.0, 2.0, 4.0, 8.0), is_strict=True)
+    return _prefix(distance, weights, p, level=3.0, is_strict=True)
 
 
 def _prefix(
@@ -310,28 +310,27 @@ def _prefix(
     weights: NDArray[np.floating],
     p: float,
     *,
-    levels: tuple[float, ...],
+    level: float,
     is_strict: bool,
 ) -> Ints:
     """The nearest tokens, in order of distance, until their share of the mass reaches (strict:
     exceeds) p; at least one.
 
-    Only those within some level of distance are looked at, once they carry enough mass; and if
-    they are many, only the slice of distance in which the mass crosses p is sorted.
+    If those within `level` carry enough mass, only they are looked at; if they are still many,
+    only the slice of distance in which the mass crosses p is sorted.
     """
     need = p * float(weights.sum(dtype=np.float64))
-    near: Ints = np.arange(weights.size)
+    near: Ints | None = None
     if weights.size > _BLOCK:
-        for level in levels:
-            within = np.flatnonzero(distance <= level)
-            if float(weights[within].sum(dtype=np.float64)) > need:
-                near = within
-                break
-    distance, weights = distance[near], weights[near]
+        near = np.flatnonzero(distance <= level)
+        if float(weights[near].sum(dtype=np.float64)) > need:
+            distance, weights = distance[near], weights[near]
+        else:
+            near = None
     side: Literal["left", "right"] = "right" if is_strict else "left"
-    if near.size > 4 * _BLOCK:
-        return near[_crossing(distance, weights, need, side)]
-    return near[_nearest(distance, weights, need, side)]
+    is_long = weights.size > 4 * _BLOCK
+    kept = (_crossing if is_long else _nearest)(distance, weights, need, side)
+    return kept if near is None else near[kept]
 
 
 def _nearest(
@@ -352,13 +351,15 @@ def _crossing(
     side: Literal["left", "right"],
 ) -> Ints:
     """`_nearest` in linear time: sum the mass by slices of distance, sort the decisive one."""
-    slices = np.minimum(distance * np.float32(_SLICES / 16), _SLICES - 1).astype(np.intp)
+    scaled = distance * np.float32(_SLICES / 16)
+    slices = np.minimum(scaled, _SLICES - 1, out=scaled).astype(np.int16)
     mass = np.cumsum(np.bincount(slices, weights=weights, minlength=_SLICES))
     at = min(int(np.searchsorted(mass, need, side=side)), int(slices.max()))
     edge = np.flatnonzero(slices == at)
     before = float(mass[at - 1]) if at else 0.0
-    kept = edge[_nearest(distance[edge], weights[edge], need - before, side)]
-    return np.sort(np.concatenate([np.flatnonzero(slices < at), kept]))
+    is_kept = slices < at
+    is_kept[edge[_nearest(distance[edge], weights[edge], need - before, side)]] = True
+    return np.flatnonzero(is_kept)
 
 
 # ---- the last step
