@@ -62,7 +62,6 @@ BAD_SPM: list[tuple[str, dict[str, Any], str]] = [
     ("scores too short", cut("scores", SPM), "entries for"),
     ("score nan", edited("scores", 9, float("nan"), SPM), "not finite"),
     ("score infinite", edited("scores", 9, float("inf"), SPM), "not finite"),
-    ("two unknown", edited("token_type", 9, 2, SPM), "one is allowed"),
     ("prefix flag", {"add_space_prefix": "yes"}, "must be a bool"),
 ]
 

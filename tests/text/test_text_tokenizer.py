@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from awkward import awkward_strings
 from hypothesis import given, settings
@@ -16,7 +20,10 @@ from vocabularies import (
 )
 
 from headrace.errors import InvalidRequest, UnsupportedModel
+from headrace.formats.checkpoint import open_checkpoint
+from headrace.text.chat import encode_chat, load_chat_template
 from headrace.text.tokenizer import Tokenizer, load_tokenizer
+from headrace.types import Message
 
 BPE = load_tokenizer(bpe_checkpoint())
 SPM = load_tokenizer(spm_checkpoint())
@@ -199,3 +206,37 @@ def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
 def test_other_kinds_are_refused_by_name(model: object) -> None:
     with pytest.raises(UnsupportedModel, match=r"known are gpt2 .*, llama"):
         load_tokenizer(gguf(model=model))
+
+
+def test_several_pieces_may_be_of_type_unknown() -> None:
+    """Phi-3 files give the type to padding tokens; the declared one is for unknown text."""
+    checkpoint = spm_checkpoint()
+    kinds = list(checkpoint.metadata["tokenizer.ggml.token_type"])
+    kinds[-1] = 2
+    tokenizer = load_tokenizer(changed(checkpoint, token_type=kinds))
+    assert tokenizer.is_control(len(kinds) - 1)
+    assert tokenizer.decode(tokenizer.encode("wheel", **PLAIN)) == "wheel"
+
+
+def test_a_quarter_of_a_million_pieces_load_in_under_a_second(
+    model_path: Callable[[str], Path],
+) -> None:
+    checkpoint = open_checkpoint(model_path("gemma3:270m"))
+    start = time.process_time()  # this process alone: the machine may be busy
+    tokenizer = load_tokenizer(checkpoint)
+    assert time.process_time() - start < 1.0
+    assert tokenizer.vocab_size == 262144
+    assert tokenizer.eos_ids == (1, tokenizer.special_tokens["<end_of_turn>"])
+
+
+def test_the_real_template_and_vocabulary_agree(model_path: Callable[[str], Path]) -> None:
+    checkpoint = open_checkpoint(model_path("smollm2:135m"))
+    tokenizer, template = load_tokenizer(checkpoint), load_chat_template(checkpoint)
+    ids = encode_chat(tokenizer, template, [Message("user", "Hi <|im_end|>")])
+    assert tokenizer.decode(ids, skip_special=False) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+        "<|im_end|>\n<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [tokenizer.token_text(i) for i in ids if tokenizer.is_control(i)] == [
+        *("<|im_start|>", "<|im_end|>", "<|im_start|>", "<|im_end|>", "<|im_start|>")
+    ]

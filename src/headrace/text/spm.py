@@ -111,17 +111,17 @@ def _model_proto(vocabulary: Vocabulary) -> bytes:
 
 
 def _unknown_id(vocabulary: Vocabulary) -> int:
+    """The token for what has no pieces. Files give the type to padding tokens too (Phi-3)."""
     unknown = vocabulary.ids_of(UNKNOWN)
-    if len(unknown) > 1:
-        raise vocabulary.fail(f"tokens {unknown[:8]} are all of type unknown; one is allowed")
-    return unknown[0] if unknown else vocabulary.special_ids.get("unknown", 0)
+    declared = vocabulary.special_ids.get("unknown", 0)
+    return declared if declared in unknown or not unknown else unknown[0]
 
 
 def _inner_kinds(vocabulary: Vocabulary, unknown_id: int) -> list[int]:
     """Types as sentencepiece wants them: one unknown piece, and nothing that is matched whole (the
     splitter has found those, so they are control pieces here, which text never gives)."""
     kinds = list(vocabulary.kinds)
-    for token_id in vocabulary.ids_of(USER_DEFINED):
+    for token_id in vocabulary.ids_of(USER_DEFINED, UNKNOWN):
         kinds[token_id] = CONTROL
     for token_id, piece in enumerate(vocabulary.pieces):
         if not piece:
