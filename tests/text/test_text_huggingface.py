@@ -255,3 +255,9 @@ def test_a_folder_with_sentencepiece_only_says_what_to_do() -> None:
 def test_other_decoders_are_refused(decoder: object) -> None:
     with pytest.raises(UnsupportedModel, match="known are ByteLevel, ByteFallback and Metaspace"):
         load_tokenizer(folder(byte_level(decoder=decoder)))
+
+
+def test_a_prefix_that_the_library_does_not_survive_is_refused() -> None:
+    """It would cut bytes off every merge and end the process."""
+    with pytest.raises(UnsupportedModel, match="continuing_subword_prefix 'x'"):
+        load_tokenizer(folder(wrong("model.continuing_subword_prefix", "x")))

@@ -61,6 +61,7 @@ BAD_SPM: list[tuple[str, dict[str, Any], str]] = [
     ("no scores", {"scores": None}, "scores must be a list of numbers"),
     ("scores too short", cut("scores", SPM), "entries for"),
     ("score nan", edited("scores", 9, float("nan"), SPM), "not finite"),
+    ("score too large", edited("scores", 9, 1e39, SPM), "not finite"),
     ("score infinite", edited("scores", 9, float("inf"), SPM), "not finite"),
     ("prefix flag", {"add_space_prefix": "yes"}, "must be a bool"),
 ]

@@ -106,13 +106,30 @@ def load_huggingface(checkpoint: Checkpoint) -> tuple[HuggingFaceCodec, TokenTab
 
 
 def _open(data: Mapping[str, Any], source: str) -> Tokenizer:
+    _check_model(data, source)
     try:
         inner = Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
-    except Exception as error:  # the library raises bare Exception for whatever is wrong
+    except BaseException as error:  # bare Exception for what is wrong, a Rust panic for its bugs
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise FormatError(f"{source}: tokenizer.json cannot be read ({error})") from None
     inner.no_truncation()
     inner.no_padding()
     return inner
+
+
+def _check_model(data: Mapping[str, Any], source: str) -> None:
+    """Refuses what the library does not survive: it cuts `continuing_subword_prefix` off the
+    bytes of every merge without looking, and goes on with text that is no text."""
+    model = data.get("model")
+    if not isinstance(model, Mapping):
+        raise FormatError(f"{source}: tokenizer.json cannot be read (it has no model)")
+    prefix = model.get("continuing_subword_prefix")
+    if model.get("merges") is not None and prefix not in (None, ""):
+        raise UnsupportedModel(
+            f"{source}: tokenizer.json has merges with continuing_subword_prefix {prefix!r}, which "
+            "is not supported; byte-level and SentencePiece-like vocabularies have none"
+        )
 
 
 def _decoder_steps(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

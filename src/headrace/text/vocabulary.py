@@ -48,6 +48,7 @@ END_TEXTS: Final = (
     "[EOS]",
     "<｜end▁of▁sentence｜>",
 )
+_MAX_SCORE = 3.4e38  # of a 32-bit float
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _PREFIX = "tokenizer.ggml."
 
@@ -207,10 +208,10 @@ def _mark_control(vocabulary: Vocabulary) -> Vocabulary:
 
 
 def scores(vocabulary: Vocabulary) -> list[float]:
-    """tokenizer.ggml.scores: one finite number per token."""
+    """tokenizer.ggml.scores: one finite 32-bit number per token."""
     values = _numbers(vocabulary.metadata, "scores", vocabulary.source, len(vocabulary.pieces))
-    if not all(map(math.isfinite, values)):
-        raise vocabulary.fail("tokenizer.ggml.scores holds numbers that are not finite")
+    if not all(map(math.isfinite, values)) or max(map(abs, values), default=0) > _MAX_SCORE:
+        raise vocabulary.fail("tokenizer.ggml.scores holds numbers that are not finite floats")
     return [float(value) for value in values]
 
 
