@@ -176,13 +176,12 @@ Floats2 run_linear(const std::string& isa, const Weight& w, const Weight* bias,
     a.x = x.data();
     a.ldx = w.k;
     a.tokens = tokens;
-    a.has_halves = w.format.is_split;
     if (!w.format.is_float()) {
-        size_t words = static_cast<size_t>(w.layout.groups) * tile_words(a.has_halves);
+        size_t words = static_cast<size_t>(w.layout.groups) * TILE_WORDS;
         xq.resize(words * x.shape(0));
         for (int t = 0; t < tokens; t += MAX_TILE) {
             int count = tokens - t < MAX_TILE ? tokens - t : MAX_TILE;
-            kernels.quantize(x.data() + static_cast<size_t>(t) * w.k, w.k, count, w.k, a.has_halves,
+            kernels.quantize(x.data() + static_cast<size_t>(t) * w.k, w.k, count, w.k,
                              xq.data() + words * static_cast<size_t>(t));
         }
         a.xq = xq.data();
@@ -243,7 +242,6 @@ NB_MODULE(_native, m) {
         .def_prop_ro("shape", [](const Weight& w) { return nb::make_tuple(w.n, w.k); })
         .def_prop_ro("num_bytes", [](const Weight& w) { return w.bytes(); })
         .def_prop_ro("is_float", [](const Weight& w) { return w.format.is_float(); })
-        .def_prop_ro("is_split", [](const Weight& w) { return w.format.is_split; })
         .def("row", &weight_row);
     m.def("make_weight", &make_weight, nb::arg("kind"), nb::arg("parts"), nb::arg("rows"),
           nb::arg("k"), nb::arg("pool"));
@@ -259,8 +257,8 @@ NB_MODULE(_native, m) {
              nb::arg("max_rows"), nb::arg("vocab"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
         .def("add_buffer",
              [](BoundProgram& b, int w, bool r) { return b.program.add_buffer(w, r); })
-        .def("add_quantized_buffer", [](BoundProgram& b, int k, bool r,
-                                        bool h) { return b.program.add_quantized_buffer(k, r, h); })
+        .def("add_quantized_buffer",
+             [](BoundProgram& b, int k, bool r) { return b.program.add_quantized_buffer(k, r); })
         .def("add_rope", [](BoundProgram& b, std::vector<double> f, bool i,
                             float s) { return b.program.add_rope(std::move(f), i, s); })
         .def("begin_rows", [](BoundProgram& b, bool r) { b.program.begin_rows(r); })

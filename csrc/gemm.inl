@@ -1,7 +1,9 @@
 // y[t][n] = sum_k x[t][k] * w[n][k] (+ bias), float and quantised weights.
 //
-// Quantised: per group of 32, an exact integer dot of int8 activations and weights, then
-//   acc = fma(float(dot) * scale_w, scale_x, acc);  acc = fma(min_w, scale_x * sum(x), acc)
+// Quantised: per group of 32, exact integer dots of int8 activations and weights, one for each half
+// (activations have a scale per 16), then
+//   f = fma(dot1, s1, dot0 * s0);  acc = fma(f, scale_w, acc);  acc = fma(min_w, s0 sum0 + s1 sum1,
+//   acc)
 // in group order. Float: acc = fma(w, x, acc) in k order. Each lane is one output row, so tile
 // sizes, threads and ISAs cannot change a bit. Bound: weight bytes at one token, integer throughput
 // from about five. Layouts: quant.h.
@@ -39,7 +41,7 @@ constexpr bool S8_IS_BIASED = true;  // dot_s8 multiplies by q + 128
 
 #elif defined(HR_AVX2)
 
-// Eight maddubs results meet in one int16 lane: at most 8 * 2 * 15 * 127 = 30,480, no overflow.
+// Four maddubs results meet in one int16 lane: at most 4 * 2 * 15 * 127 = 15,240, no overflow.
 template <int TT, int K0, int K1>
 HR_INLINE void dot_u4(const uint8_t* w, const int32_t* x, ni* acc) {
     const __m256i low = _mm256_set1_epi8(15);
@@ -156,47 +158,72 @@ HR_INLINE float word_float(int32_t w) {
     return f;
 }
 
-// Where the k4 range [K0, K1) of a group finds its sums: the whole group, or one half of it.
-template <int TT, int K0, int K1>
-struct Sums {
-    static constexpr bool WHOLE = K1 - K0 == 8;
-    static constexpr int HALF = K0 / 4;
-    static constexpr int SS = WHOLE ? 9 * TT : (11 + HALF) * TT;
-    static constexpr int Z = WHOLE ? 10 * TT : (13 + HALF) * TT;
-};
+// Words of the tile block: scales of the halves, weighted sum, corrections of the halves.
+template <int TT>
+constexpr int S_AT = 8 * TT;
+template <int TT>
+constexpr int SS_AT = 10 * TT;
+template <int TT>
+constexpr int Z_AT = 11 * TT;
 
-template <Quant Q, int ZP, int TT, int K0, int K1>
-HR_INLINE void group_dot(const uint8_t* w, const int32_t* x, ni* acc) {
-    constexpr int z = Sums<TT, K0, K1>::Z;
+// acc[t] = dot of half H (k4 in [4 H, 4 H + 4)), zero point taken off.
+template <Quant Q, int ZP, int TT, int H>
+HR_INLINE void half_dot(const uint8_t* w, const int32_t* x, ni* acc) {
+    const int32_t* z = x + Z_AT<TT> + H * TT;
     HR_UNROLL for (int t = 0; t < TT; t++) {
         if constexpr (Q == Quant::S8 && S8_IS_BIASED) {
-            acc[t] = i_set1(x[z + t]);
+            acc[t] = i_set1(z[t]);
         } else if constexpr (Q == Quant::U4 && ZP == 8) {
-            acc[t] = i_set1(x[z + t] >> 4);  // -8 * sum: exact, z is a multiple of 128
+            acc[t] = i_sra<4>(i_set1(z[t]));  // -8 * sum: exact, z is a multiple of 128
         } else {
             acc[t] = i_zero();
         }
     }
     if constexpr (Q == Quant::U4) {
-        dot_u4<TT, K0, K1>(w, x, acc);
+        dot_u4<TT, 4 * H, 4 * H + 4>(w, x, acc);
     } else {
-        dot_s8<TT, K0, K1>(w, x, acc);
+        dot_s8<TT, 4 * H, 4 * H + 4>(w, x, acc);
     }
 }
 
-template <Quant Q, int ZP, bool F32, bool MIN, int TT, int K0, int K1>
-HR_INLINE void accumulate(const uint8_t* w, const uint8_t* scales, const uint8_t* mins, int index,
-                          const int32_t* x, nf* sum) {
+// One weight scale for the group: sum += (dot0 * s0 + dot1 * s1) * d + min * ss.
+template <Quant Q, int ZP, bool F32, bool MIN, int TT>
+HR_INLINE void add_group(const uint8_t* w, const uint8_t* scales, const uint8_t* mins, int lane,
+                         const int32_t* x, nf* sum) {
     ni acc[TT];
-    group_dot<Q, ZP, TT, K0, K1>(w, x, acc);
-    nf d = load_scale<F32>(scales, index);
-    HR_UNROLL for (int t = 0; t < TT; t++) sum[t] =
-        n_fma(n_mul(i_to_f(acc[t]), d), n_set1(word_float(x[8 * TT + t])), sum[t]);
+    nf f[TT];
+    half_dot<Q, ZP, TT, 0>(w, x, acc);
+    HR_UNROLL for (int t = 0; t < TT; t++) f[t] =
+        n_mul(i_to_f(acc[t]), n_set1(word_float(x[S_AT<TT> + t])));
+    half_dot<Q, ZP, TT, 1>(w, x, acc);
+    HR_UNROLL for (int t = 0; t < TT; t++) f[t] =
+        n_fma(i_to_f(acc[t]), n_set1(word_float(x[S_AT<TT> + TT + t])), f[t]);
+    const nf d = load_scale<F32>(scales, lane);
+    HR_UNROLL for (int t = 0; t < TT; t++) sum[t] = n_fma(f[t], d, sum[t]);
     if constexpr (MIN) {
-        constexpr int ss = Sums<TT, K0, K1>::SS;
-        nf m = load_scale<F32>(mins, index);
+        const nf m = load_scale<F32>(mins, lane);
         HR_UNROLL for (int t = 0; t < TT; t++) sum[t] =
-            n_fma(m, n_set1(word_float(x[ss + t])), sum[t]);
+            n_fma(m, n_set1(word_float(x[SS_AT<TT> + t])), sum[t]);
+    }
+}
+
+// A weight scale per half: sum += dot * d * s + min * s * sum(q), first half first.
+template <Quant Q, int ZP, bool F32, bool MIN, int TT, int H>
+HR_INLINE void add_half(const uint8_t* w, const uint8_t* scales, const uint8_t* mins, int lane,
+                        const int32_t* x, nf* sum) {
+    ni acc[TT];
+    half_dot<Q, ZP, TT, H>(w, x, acc);
+    const nf d = load_scale<F32>(scales, H * PANEL + lane);
+    const int32_t* s = x + S_AT<TT> + H * TT;
+    HR_UNROLL for (int t = 0; t < TT; t++) sum[t] =
+        n_fma(n_mul(i_to_f(acc[t]), d), n_set1(word_float(s[t])), sum[t]);
+    if constexpr (MIN) {
+        const nf m = load_scale<F32>(mins, H * PANEL + lane);
+        const int32_t* z = x + Z_AT<TT> + H * TT;
+        HR_UNROLL for (int t = 0; t < TT; t++) {
+            const float ss = word_float(s[t]) * (static_cast<float>(z[t]) * -0x1p-7f);
+            sum[t] = n_fma(m, n_set1(ss), sum[t]);
+        }
     }
 }
 
@@ -208,7 +235,7 @@ constexpr size_t PREFETCH = 4096;
 template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT, int TT>
 HR_INLINE void quant_rows(const LinearArgs& a, const uint8_t* panel, int lane, bool is_first,
                           const int32_t* x, nf* sum) {
-    const int words = tile_words(a.has_halves) * TT;
+    constexpr int words = TILE_WORDS * TT;
     constexpr size_t quants = Q == Quant::U4 ? 256 : 512;
     constexpr size_t run = PANEL * (F32 ? 4 : 2) * (SPLIT ? 2 : 1);
     constexpr size_t bytes = quants + run * (MIN ? 2 : 1);
@@ -223,10 +250,10 @@ HR_INLINE void quant_rows(const LinearArgs& a, const uint8_t* panel, int lane, b
         const uint8_t* scales = group + quants;
         const uint8_t* mins = scales + run;
         if constexpr (SPLIT) {
-            accumulate<Q, ZP, F32, MIN, TT, 0, 4>(w, scales, mins, lane, x, sum);
-            accumulate<Q, ZP, F32, MIN, TT, 4, 8>(w, scales, mins, PANEL + lane, x, sum);
+            add_half<Q, ZP, F32, MIN, TT, 0>(w, scales, mins, lane, x, sum);
+            add_half<Q, ZP, F32, MIN, TT, 1>(w, scales, mins, lane, x, sum);
         } else {
-            accumulate<Q, ZP, F32, MIN, TT, 0, 8>(w, scales, mins, lane, x, sum);
+            add_group<Q, ZP, F32, MIN, TT>(w, scales, mins, lane, x, sum);
         }
     }
 }
@@ -256,7 +283,7 @@ HR_INLINE void store_rows(const LinearArgs& a, int row, int token, nf* sum) {
 template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT, int TT>
 static void quant_panel(const LinearArgs& a, int p, int token) {
     const uint8_t* panel = a.weight + static_cast<size_t>(p) * a.layout.stride;
-    const size_t group_words = static_cast<size_t>(tile_words(a.has_halves)) * a.layout.groups;
+    const size_t group_words = static_cast<size_t>(TILE_WORDS) * a.layout.groups;
     const int32_t* x = a.xq + group_words * static_cast<size_t>(token);
     for (int lane = 0; lane < PANEL; lane += LANES) {
         nf sum[TT];
@@ -357,52 +384,55 @@ static void linear(const LinearArgs& a) {
 
 // ---------------------------------------------------------------- activations to int8
 
-// The scale of 32 floats: largest magnitude / 127, found on the bit patterns so that NaN and
+// The scale of 16 floats: largest magnitude / 127, found on the bit patterns so that NaN and
 // infinity survive as the scale and reach the output of their own token instead of vanishing.
-HR_INLINE float group_scale(const float* x, float* inverse) {
+HR_INLINE float half_scale(const float* x, float* inverse) {
     ni m = i_zero();
     const ni magnitude = i_set1(0x7fffffff);
-    HR_UNROLL for (int i = 0; i < GROUP; i += LANES) m =
+    HR_UNROLL for (int i = 0; i < HALF; i += LANES) m =
         i_max(m, i_and(f_bits(n_load(x + i)), magnitude));
-    float largest = word_float(i_hmax(m));
-    // Below 1e-36 the inverse would overflow; such a group is zero at float precision anyway.
+    const float largest = word_float(i_hmax(m));
+    // Below 1e-36 the inverse would overflow; such a half is zero at float precision anyway.
     *inverse = largest >= 1e-36f ? 127.0f / largest : 0.0f;
     return largest / 127.0f;
 }
 
-// One group of one token into its column of the tile block.
-HR_INLINE void quantize_group(const float* x, int tokens, bool has_halves, int32_t* out) {
+// 16 floats to int8; returns their scale, adds up their integers.
+HR_INLINE float quantize_half(const float* x, int8_t* q, int32_t* sum) {
     float inverse;
-    const float scale = group_scale(x, &inverse);
-    int8_t q[GROUP];
-    int32_t half[2] = {0, 0};
-    HR_UNROLL for (int i = 0; i < GROUP; i += LANES) {
+    const float scale = half_scale(x, &inverse);
+    *sum = 0;
+    HR_UNROLL for (int i = 0; i < HALF; i += LANES) {
         // |x * inverse| <= 127 but for NaN, whose token is lost already: max keeps it off -128,
         // which has no opposite in int8
         ni v = i_max(f_to_i(n_mul(n_load(x + i), n_set1(inverse))), i_set1(-127));
-        half[i / 16] += i_sum(v);
+        *sum += i_sum(v);
         i_store_int8(q + i, v);
     }
-    HR_UNROLL for (int i = 0; i < 8; i++) memcpy(out + i * tokens, q + 4 * i, 4);
-    const int32_t sum = half[0] + half[1];
-    const float ss = scale * static_cast<float>(sum);
-    memcpy(out + 8 * tokens, &scale, 4);
-    memcpy(out + 9 * tokens, &ss, 4);
-    out[10 * tokens] = -128 * sum;
-    if (!has_halves) return;
-    for (int h = 0; h < 2; h++) {
-        const float ss_half = scale * static_cast<float>(half[h]);
-        memcpy(out + (11 + h) * tokens, &ss_half, 4);
-        out[(13 + h) * tokens] = -128 * half[h];
-    }
+    return scale;
 }
 
-static void quantize(const float* x, int ldx, int tokens, int k, bool has_halves, int32_t* out) {
-    const int words = tile_words(has_halves) * tokens;
-    for (int g = 0; g < k / GROUP; g++, out += words)
+// One group of one token into its column of the tile block.
+HR_INLINE void quantize_group(const float* x, int tokens, int32_t* out) {
+    int8_t q[GROUP];
+    int32_t sum[2];
+    float scale[2];
+    HR_UNROLL for (int h = 0; h < 2; h++) scale[h] =
+        quantize_half(x + h * HALF, q + h * HALF, &sum[h]);
+    const float ss =
+        fmaf(scale[1], static_cast<float>(sum[1]), scale[0] * static_cast<float>(sum[0]));
+    HR_UNROLL for (int i = 0; i < 8; i++) memcpy(out + i * tokens, q + 4 * i, 4);
+    HR_UNROLL for (int h = 0; h < 2; h++) {
+        memcpy(out + (8 + h) * tokens, &scale[h], 4);
+        out[(11 + h) * tokens] = -128 * sum[h];
+    }
+    memcpy(out + 10 * tokens, &ss, 4);
+}
+
+static void quantize(const float* x, int ldx, int tokens, int k, int32_t* out) {
+    for (int g = 0; g < k / GROUP; g++, out += TILE_WORDS * tokens)
         for (int t = 0; t < tokens; t++)
-            quantize_group(x + static_cast<size_t>(t) * ldx + g * GROUP, tokens, has_halves,
-                           out + t);
+            quantize_group(x + static_cast<size_t>(t) * ldx + g * GROUP, tokens, out + t);
 }
 
 }  // namespace HR_ISA

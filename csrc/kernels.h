@@ -21,7 +21,6 @@ struct LinearArgs {
     const float* x;     // float formats: [T][ldx]
     int ldx;
     const int32_t* xq;  // quantised formats: tiles
-    bool has_halves;
     int tokens;
     float* y;  // [T][ldy]
     int ldy;
@@ -60,7 +59,7 @@ struct Kernels {
     const char* name;
     void (*linear)(const LinearArgs&);
     // x [tokens][ldx] -> one tile block (tokens <= MAX_TILE).
-    void (*quantize)(const float* x, int ldx, int tokens, int k, bool has_halves, int32_t* out);
+    void (*quantize)(const float* x, int ldx, int tokens, int k, int32_t* out);
     void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
     void (*rope)(const float* x, const float* cos_sin, int heads, int head_dim, int rotary_dim,
                  bool is_interleaved, float* y);

@@ -56,15 +56,12 @@ float* Program::allocate(size_t count) {
 
 int Program::add_buffer(int width, bool is_rows) {
     size_t rows = static_cast<size_t>(is_rows ? max_rows_ : max_tokens_);
-    buffers_.push_back({width, false, allocate(rows * static_cast<size_t>(width))});
+    buffers_.push_back({width, allocate(rows * static_cast<size_t>(width))});
     return static_cast<int>(buffers_.size()) - 1;
 }
 
-int Program::add_quantized_buffer(int k, bool is_rows, bool has_halves) {
-    int width = k / GROUP * tile_words(has_halves);  // words per token
-    int id = add_buffer(width, is_rows);
-    buffers_.back().has_halves = has_halves;
-    return id;
+int Program::add_quantized_buffer(int k, bool is_rows) {
+    return add_buffer(k / GROUP * TILE_WORDS, is_rows);
 }
 
 int Program::add_rope(std::vector<double> inv_freq, bool is_interleaved, float factor) {
@@ -173,7 +170,7 @@ void Program::run_row_op(const RowStep& s, int begin, int end) {
         const Buffer& out = buffers_[static_cast<size_t>(s.out)];
         int32_t* words = out.words() + static_cast<size_t>(begin) * static_cast<size_t>(out.width);
         int stride = buffers_[static_cast<size_t>(s.a)].width;
-        kernels_.quantize(row(s.a, begin), stride, end - begin, s.width, out.has_halves, words);
+        kernels_.quantize(row(s.a, begin), stride, end - begin, s.width, words);
         return;
     }
     for (int i = begin; i < end; i++) run_row(s, i);
@@ -258,7 +255,6 @@ void Program::run_linear(const Region& r, const LinearStep& s, int begin, int en
     a.x = in.data;
     a.ldx = in.width;
     a.xq = in.words();
-    a.has_halves = in.has_halves;
     a.tokens = rows_of(r);
     a.y = out.data;
     a.ldy = out.width;

@@ -101,7 +101,7 @@ public:
 
     // ---- recording
     int add_buffer(int width, bool is_rows);
-    int add_quantized_buffer(int k, bool is_rows, bool has_halves);
+    int add_quantized_buffer(int k, bool is_rows);
     int add_rope(std::vector<double> inv_freq, bool is_interleaved, float factor);
     void begin_rows(bool is_rows);  // opens a region of row-wise ops
     void row_op(const RowStep& step);
@@ -126,7 +126,6 @@ public:
 private:
     struct Buffer {
         int width;
-        bool has_halves;
         float* data;
         int32_t* words() const { return reinterpret_cast<int32_t*>(data); }
     };

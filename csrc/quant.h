@@ -61,12 +61,14 @@ struct PanelLayout {
     }
 };
 
-// Quantised activations: tokens in tiles of TT <= MAX_TILE; per group of 32 a tile block of int32
-// words
-//   q[8][TT] (four int8 of one token in each word), s[TT], ss[TT], z[TT]
-//   and, when any consumer has split groups, ss_half[2][TT], z_half[2][TT]
-// s: scale; ss = s * sum(q); z = -128 * sum(q), what a bias of 128 on the weights adds too much.
+// Quantised activations: int8 with a scale per 16 elements (per 32 the divergence from float32 is
+// twice as large, docs/LOG.md). Tokens lie in tiles of TT <= MAX_TILE; per group of 32 a tile block
+// of words
+//   q[8][TT] (four int8 of one token in each word), s[2][TT], ss[TT], z[2][TT]
+// s: scale of each half; ss = s0 * sum0(q) + s1 * sum1(q), what a min multiplies; z = -128 * sum(q)
+// of each half, what a bias of 128 on the weights adds too much.
 constexpr int MAX_TILE = 8;
-constexpr int tile_words(bool has_halves) { return has_halves ? 15 : 11; }
+constexpr int TILE_WORDS = 13;  // per group and token
+constexpr int HALF = GROUP / 2;
 
 }  // namespace headrace

@@ -448,11 +448,12 @@ HR_INLINE float v_hmax(V a) {
     return m;
 }
 
-// exp(x) for x <= 88, relative error below 2e-7; exactly 0 below -87.7 (so -inf gives 0).
+// exp(x), relative error below 2e-7 in [-87.6, 88.3]; exactly 0 below -87.7 (so -inf gives 0),
+// infinity above 88.4 (so a gate x / (1 + exp(-x)) shuts completely).
 // Range reduction by ln 2 in two parts (Cody and Waite), then a degree-6 polynomial.
 HR_INLINE nf n_exp(nf x) {
     // Constants first: x86 min and max return the second operand on NaN, so NaN stays NaN.
-    x = n_min(n_set1(88.0f), n_max(n_set1(-88.03f), x));
+    x = n_min(n_set1(89.0f), n_max(n_set1(-88.03f), x));  // at 89 the exponent bits are infinity's
     ni n = f_to_i(n_mul(x, n_set1(1.44269504f)));
     nf k = i_to_f(n);
     nf r = n_fma(k, n_set1(-0.693359375f), x);

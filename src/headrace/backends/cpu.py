@@ -3,7 +3,7 @@
 The ops only record; `compile` traces a forward once, arranges it (recorder.py) and builds a native
 program that replays it in one call per step, threads kept hot between ops. The only importer of the
 native module. Layout and arithmetic: csrc/quant.h, csrc/gemm.inl. Linears with 16- or 32-bit float
-weights use float activations; quantised ones quantise activations to int8 per 32 elements.
+weights use float activations; quantised ones quantise activations to int8 with a scale per 16.
 """
 
 from __future__ import annotations
@@ -51,11 +51,6 @@ class CpuWeight:
     def is_float(self) -> bool:
         """Whether activations stay float for it."""
         return self.native.is_float
-
-    @property
-    def is_split(self) -> bool:
-        """Whether scales cover 16 elements instead of 32."""
-        return self.native.is_split
 
 
 @dataclass(frozen=True)
@@ -250,7 +245,7 @@ def _build(
     slots, geometry = assign_slots(regions, output)
     for tensor in geometry:
         if tensor.is_quantized:
-            program.add_quantized_buffer(tensor.width, tensor.is_rows, tensor.has_halves)
+            program.add_quantized_buffer(tensor.width, tensor.is_rows)
         else:
             program.add_buffer(tensor.width, tensor.is_rows)
     ropes: dict[Rope, int] = {}

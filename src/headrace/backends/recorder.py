@@ -44,7 +44,6 @@ class Traced:
     tail: tuple[int, ...]
     is_rows: bool = False
     source: Traced | None = None
-    has_halves: bool = False  # quantised tensors only
     is_quantized: bool = False
 
     @property
@@ -91,10 +90,9 @@ class Region:
 
 def add_quantize(nodes: list[Node]) -> list[Node]:
     """Insert one quantize node per tensor that a quantised linear reads; rewire the linears."""
-    has_halves: dict[Traced, bool] = defaultdict(bool)
-    for node in nodes:
-        if node.op == "linear" and not node.weight.is_float:
-            has_halves[node.inputs[0].base] |= node.weight.is_split
+    wanted = {
+        node.inputs[0].base for node in nodes if node.op == "linear" and not node.weight.is_float
+    }
     quantized: dict[Traced, Traced] = {}
     out: list[Node] = []
     for node in nodes:
@@ -102,11 +100,10 @@ def add_quantize(nodes: list[Node]) -> list[Node]:
             x = node.inputs[0].base
             node = Node(node.op, (quantized[x],), node.out, node.weight, node.bias, node.params)
         out.append(node)
-        if node.out is not None and node.out.base in has_halves and node.out.base not in quantized:
+        if node.out is not None and node.out.base in wanted and node.out.base not in quantized:
             x = node.out.base
-            q = Traced((x.width,), x.is_rows, None, has_halves[x], is_quantized=True)
-            quantized[x] = q
-            out.append(Node("quantize", (x,), q))
+            quantized[x] = Traced((x.width,), x.is_rows, is_quantized=True)
+            out.append(Node("quantize", (x,), quantized[x]))
     return out
 
 
@@ -195,4 +192,4 @@ def assign_slots(regions: list[Region], output: Traced) -> tuple[dict[Traced, in
 
 
 def _geometry(tensor: Traced) -> tuple[Any, ...]:
-    return (tensor.width, tensor.is_rows, tensor.is_quantized, tensor.has_halves)
+    return (tensor.width, tensor.is_rows, tensor.is_quantized)
