@@ -19,7 +19,6 @@ Array = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 ISAS = _native.available_isas()
-POOL = _native.Pool(2)
 
 KINDS = tuple(blocks.KINDS)
 FLOAT_KINDS = tuple(kind for kind in KINDS if blocks.KINDS[kind].block_elements == 1)
@@ -109,14 +108,14 @@ def unit_blocks(kind: str, shape: tuple[int, int], fill: int | None, seed: int =
     return tensor
 
 
-def native_weight(tensor: StoredTensor, pool: _native.Pool = POOL) -> _native.Weight:
-    n, k = tensor.shape
-    return _native.make_weight(blocks.KINDS[tensor.kind].type_id, [tensor.data], [n], k, pool)
+def native_weight(tensor: StoredTensor, num_threads: int = 1) -> _native.Weight:
+    (n, k), type_id = tensor.shape, blocks.KINDS[tensor.kind].type_id
+    return _native.make_weight(type_id, [tensor.data], [n], k, _native.Pool(num_threads))
 
 
-def native_vector(x: Array, pool: _native.Pool = POOL) -> _native.Weight:
+def native_vector(x: Array) -> _native.Weight:
     """A bias as the backend packs it."""
-    return native_weight(stored(x.reshape(-1, 1)), pool)
+    return native_weight(stored(x.reshape(-1, 1)))
 
 
 def decoded(tensor: StoredTensor) -> Array:

@@ -318,8 +318,8 @@ BLOCKS = {
 LENGTH = 45
 PAGES = (9, 2, 14)
 
-# Of the largest logit. Floats: rounding through two layers (1e-6). Blocks: activations to 8 bits, off
-# by up to 0.4% each, through a dozen matrices (0.013).
+# Of the largest logit. Floats: rounding through two layers (1e-6). Blocks: activations to 8 bits,
+# off by up to 0.4% each, through a dozen matrices (0.013).
 FLOAT_DECODER = 1e-5
 BLOCK_DECODER = 0.05
 

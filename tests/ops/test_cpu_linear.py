@@ -1,7 +1,7 @@
 """Native linears and packed weights, for every block kind and every ISA of this machine.
 
 Expected values: `blocks.decode` for single weights, exactly; for products a float64 sum over
-activations that numpy quantises by the rule of csrc/gemm.inl (int8 per 32, scale = largest / 127,
+activations that numpy quantises by the rule of csrc/gemm.inl (int8 per 16, scale = largest / 127,
 halves to even). An ISA, a tile size or a batch mate may change nothing: compared bit by bit.
 """
 
@@ -16,7 +16,6 @@ from kernel_cases import (
     FLOAT_KINDS,
     ISAS,
     KINDS,
-    POOL,
     QUANT_KINDS,
     Array,
     any_bytes,
@@ -53,7 +52,7 @@ SMALLEST_GROUP = np.float32(1e-36)
 
 def quantised(x: Array) -> Doubles:
     """int8 activations times their scales, as float64 of the float32 rule."""
-    groups = x.reshape(len(x), -1, 32)
+    groups = x.reshape(len(x), -1, 16)
     largest = np.abs(groups).max(-1, keepdims=True)
     inverse = np.float32(127) / np.maximum(largest, SMALLEST_GROUP)
     inverse = np.where(largest < SMALLEST_GROUP, np.float32(0), inverse)
@@ -110,9 +109,8 @@ def test_a_row_of_a_packed_weight_is_what_decode_says(kind: str, make: MakeBlock
 def test_shards_stack_into_one_matrix(kind: str) -> None:
     k, rows = widths_of(kind)[-1], (3, 16, 1, 13)
     parts = [raw_blocks(kind, (n, k), seed=n) for n in rows]
-    weight = _native.make_weight(
-        blocks.KINDS[kind].type_id, [part.data for part in parts], list(rows), k, POOL
-    )
+    data, type_id = [part.data for part in parts], blocks.KINDS[kind].type_id
+    weight = _native.make_weight(type_id, data, list(rows), k, _native.Pool(1))
     expected = np.concatenate([decoded(part) for part in parts])
     assert same_bits(np.stack([weight.row(i) for i in range(sum(rows))]), expected)
 
@@ -120,7 +118,7 @@ def test_shards_stack_into_one_matrix(kind: str) -> None:
 def test_packing_does_not_depend_on_threads() -> None:
     tensor = raw_blocks("Q4_K", (100, 512), seed=1)
     rows = [
-        np.stack([native_weight(tensor, _native.Pool(threads)).row(i) for i in range(100)])
+        np.stack([native_weight(tensor, threads).row(i) for i in range(100)])
         for threads in (1, 3, 5)
     ]
     assert same_bits(rows[0], rows[1])
@@ -180,9 +178,9 @@ def test_zeros_give_zero(isa: str, kind: str) -> None:
 def test_a_group_too_small_to_invert_is_zero(isa: str, kind: str) -> None:
     k = widths_of(kind)[-1]
     x = normal(4, 2, k)
-    x[0, :32] = 1e-38
+    x[0, :16] = 1e-38
     zeroed = x.copy()
-    zeroed[0, :32] = 0
+    zeroed[0, :16] = 0
     tensor = raw_blocks(kind, (17, k), seed=5)
     assert np.array_equal(run(tensor, x, isa), run(tensor, zeroed, isa))
 
