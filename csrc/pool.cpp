@@ -21,7 +21,7 @@ void pause_cpu() {
 constexpr int SPINS_BEFORE_PARK = 4000;
 // Waiting for another thread's chunk: after this many pauses it has probably lost its core; let it
 // run.
-constexpr int SPINS_BEFORE_YIELD = 20000;
+constexpr int SPINS_BEFORE_YIELD = 2000;
 
 }  // namespace
 
@@ -39,18 +39,20 @@ Pool::~Pool() {
 void Pool::prepare(Job& job, uint64_t number) {
     const int regions = job.num_regions();
     if (regions > capacity_) {
-        while (busy_.load(std::memory_order_acquire) != 0) pause_cpu();
+        while (busy_.load(std::memory_order_seq_cst) != 0) pause_cpu();
         counters_ = std::make_unique<Counter[]>(static_cast<size_t>(regions));
         capacity_ = regions;
     }
     const uint64_t base = number << CHUNK_BITS;
+    // `next` first: a late thread of an older job that already sees the new number of chunks must
+    // find the counter out of its reach, or it would claim a chunk that its job never had.
     for (int r = 0; r < regions; r++) {
         Counter& c = counters_[static_cast<size_t>(r)];
-        c.chunks.store(job.num_chunks(r), std::memory_order_relaxed);
+        c.next.store(base, std::memory_order_relaxed);
+        c.chunks.store(job.num_chunks(r), std::memory_order_release);
         c.done.store(base, std::memory_order_relaxed);
-        c.next.store(base, std::memory_order_release);
     }
-    regions_.store(regions, std::memory_order_relaxed);
+    regions_.store(regions, std::memory_order_release);
     job_ = &job;
 }
 
@@ -60,15 +62,15 @@ void Pool::run(Job& job) {
     number_.store(number, std::memory_order_seq_cst);
     if (parked_.load(std::memory_order_seq_cst) > 0) number_.notify_all();
     work(number, 0);
-    number_.store(number + 1, std::memory_order_release);
+    number_.store(number + 1, std::memory_order_seq_cst);  // before `prepare` looks at busy_
 }
 
 void Pool::work(uint64_t number, int thread) {
     const uint64_t base = number << CHUNK_BITS;
-    const int regions = regions_.load(std::memory_order_relaxed);
+    const int regions = regions_.load(std::memory_order_acquire);
     for (int r = 0; r < regions; r++) {
         Counter& c = counters_[static_cast<size_t>(r)];
-        const uint64_t end = base + static_cast<uint64_t>(c.chunks.load(std::memory_order_relaxed));
+        const uint64_t end = base + static_cast<uint64_t>(c.chunks.load(std::memory_order_acquire));
         uint64_t at = c.next.load(std::memory_order_acquire);
         while (at < end) {
             if (!c.next.compare_exchange_weak(at, at + 1, std::memory_order_acq_rel)) continue;
@@ -115,6 +117,7 @@ void Pool::parallel_for(int count, const std::function<void(int, int)>& fn) {
     } job;
     job.count = count;
     job.fn = &fn;
+    std::lock_guard<std::mutex> lock(turn_);
     run(job);
 }
 

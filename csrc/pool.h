@@ -4,14 +4,16 @@
 // over when its chunks are done, not when every thread has arrived. So a thread that the system has
 // put aside holds nobody up unless it owns a chunk, and throughput falls by no more than its share.
 // Counters carry the job's number, which only grows: a thread that wakes late finds newer numbers,
-// claims nothing and touches no job, so nobody waits for it.
-// Between jobs, workers spin briefly, then park on a futex.
+// claims nothing and touches no job, so nobody waits for it. Callers take turns: a job, and
+// whatever must not change under it, belongs to whoever holds `turn()`. Between jobs, workers spin
+// briefly, then park on a futex.
 #pragma once
 
 #include <stdint.h>
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -37,10 +39,13 @@ public:
     int num_threads() const { return num_threads_; }
     SlabAllocator& slabs() { return slabs_; }
 
-    // Runs every region in order; the caller takes part as thread 0. One job at a time.
+    // One caller at a time: held during `run`.
+    std::mutex& turn() { return turn_; }
+
+    // Runs every region in order; the caller holds `turn()` and takes part as thread 0.
     void run(Job& job);
 
-    // fn(thread, index) for index in [0, count).
+    // fn(thread, index) for index in [0, count); takes its turn.
     void parallel_for(int count, const std::function<void(int, int)>& fn);
 
 private:
@@ -56,6 +61,7 @@ private:
     void prepare(Job& job, uint64_t number);
 
     int num_threads_;
+    std::mutex turn_;
     SlabAllocator slabs_;
     std::vector<std::thread> threads_;
     std::unique_ptr<Counter[]> counters_;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <mutex>
 #include <new>
 
 namespace headrace {
@@ -96,6 +97,7 @@ void Program::finish(int output_buffer, int output_width) {
 // ---------------------------------------------------------------- replay
 
 const float* Program::run(const StepInput& input) {
+    std::lock_guard<std::mutex> lock(pool_.turn());
     input_ = input;
     make_tiles();
     for (int t = 0; t < input.tokens; t++) make_rope_tables(t);

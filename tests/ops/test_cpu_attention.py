@@ -1,6 +1,6 @@
 """Native paged attention: the values of `ReferenceOps`, and bits that no neighbour can change.
 
-csrc/attention.inl works in tiles of 64 and splits of 512 keys, pages of 16 and groups of heads; here
+csrc/attention.inl works in tiles of 64 and splits of 512 keys, in pages of 16; here
 contexts and windows lie across all their borders.
 """
 
