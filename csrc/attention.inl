@@ -12,7 +12,6 @@ namespace headrace {
 namespace HR_ISA {
 
 constexpr int KEY_TILE = 64;
-constexpr int SPLIT = 512;
 constexpr int TILE_PAGES = KEY_TILE / PAGE;
 constexpr int ROWS = 4;                           // query rows that share loads
 constexpr int SCORE_PAGES = LANES == 16 ? 4 : 1;  // pages per pass: what the registers hold
@@ -144,23 +143,23 @@ HR_INLINE void value_tile(const AttendArgs& a, int tile, const int* lo, const in
     for (int m = 0; m < M; m++) value_rows<T, 1>(a, tile, end, hi[m], r, m);
 }
 
-HR_INLINE void merge_split(const AttendArgs& a, Rows& r, int m) {
-    RowState& s = r.split[m];
-    RowState& t = r.all[m];
-    if (s.sum == 0.0f) return;  // saw no key
+// total and t take in one more split: its weighted values, largest score and sum.
+HR_INLINE void merge_split(float* total, RowState& t, const float* acc, float max, float sum,
+                           int head_dim) {
+    if (sum == 0.0f) return;  // saw no key
     if (t.sum == 0.0f) {
-        memcpy(r.total[m], r.acc[m], sizeof(float) * static_cast<size_t>(a.head_dim));
-        t.max = s.max;
-        t.sum = s.sum;
+        memcpy(total, acc, sizeof(float) * static_cast<size_t>(head_dim));
+        t.max = max;
+        t.sum = sum;
         return;
     }
-    float top = t.max > s.max ? t.max : s.max;
-    float old_weight = exp1(t.max - top), new_weight = exp1(s.max - top);
-    for (int d = 0; d < a.head_dim; d += 16) {
-        V old_part = v_mul(v_load(&r.total[m][d]), v_set1(old_weight));
-        v_store(&r.total[m][d], v_fma(v_load(&r.acc[m][d]), v_set1(new_weight), old_part));
+    float top = t.max > max ? t.max : max;
+    float old_weight = exp1(t.max - top), new_weight = exp1(max - top);
+    for (int d = 0; d < head_dim; d += 16) {
+        V old_part = v_mul(v_load(total + d), v_set1(old_weight));
+        v_store(total + d, v_fma(v_load(acc + d), v_set1(new_weight), old_part));
     }
-    t.sum = t.sum * old_weight + s.sum * new_weight;
+    t.sum = t.sum * old_weight + sum * new_weight;
     t.max = top;
 }
 
@@ -189,14 +188,22 @@ static void attend_split(const AttendArgs& a, int begin, int end, Rows& r) {
         }
         value_tile<T, M>(a, tile, lo, hi, r);
     }
-    for (int m = 0; m < M; m++) merge_split(a, r, m);
 }
 
-// Rows [row, row + M) of the tile: row = token * group + head.
-template <class T, int M>
-static void attend_rows(const AttendArgs& a, int row) {
-    Rows r;
-    int begin = 1 << 30, end = 0;
+HR_INLINE float* row_out(const AttendArgs& a, int row) {
+    return a.out + static_cast<size_t>(row / a.group) * a.out_stride + row % a.group * a.head_dim;
+}
+
+HR_INLINE void store_row(float* out, const float* total, float sum, int head_dim) {
+    V inverse = v_set1(1.0f / sum);
+    for (int d = 0; d < head_dim; d += 16) v_store(out + d, v_mul(v_load(total + d), inverse));
+}
+
+// Scaled queries and key ranges of rows [row, row + M); returns the range of all of them.
+template <int M>
+HR_INLINE void load_rows(const AttendArgs& a, int row, Rows& r, int* begin, int* end) {
+    *begin = 1 << 30;
+    *end = 0;
     for (int m = 0; m < M; m++) {
         int token = (row + m) / a.group, head = (row + m) % a.group;
         const float* q = a.q + static_cast<size_t>(token) * a.q_stride + head * a.head_dim;
@@ -206,17 +213,49 @@ static void attend_rows(const AttendArgs& a, int row) {
         s.lo = a.window > 0 ? imax(s.hi - a.window, 0) : 0;
         s.sum = 0.0f;
         s.max = -INFINITY;
-        begin = imin(begin, s.lo);
-        end = imax(end, s.hi);
+        *begin = imin(*begin, s.lo);
+        *end = imax(*end, s.hi);
     }
-    for (int at = begin & ~(SPLIT - 1); at < end; at += SPLIT)
+}
+
+// Rows [row, row + M) of the tile: row = token * group + head.
+template <class T, int M>
+static void attend_rows(const AttendArgs& a, int row) {
+    Rows r;
+    int begin, end;
+    load_rows<M>(a, row, r, &begin, &end);
+    if (a.partial) {  // one split of several that other threads take
+        int at = a.split * SPLIT;
         attend_split<T, M>(a, imax(begin, at), imin(end, at + SPLIT), r);
-    for (int m = 0; m < M; m++) {
-        int token = (row + m) / a.group, head = (row + m) % a.group;
-        float* out = a.out + static_cast<size_t>(token) * a.out_stride + head * a.head_dim;
-        V inverse = v_set1(1.0f / r.all[m].sum);
-        for (int d = 0; d < a.head_dim; d += 16)
-            v_store(out + d, v_mul(v_load(&r.total[m][d]), inverse));
+        for (int m = 0; m < M; m++) {
+            float* p = a.partial + static_cast<size_t>(row + m) * partial_stride(a.head_dim);
+            memcpy(p, r.acc[m], sizeof(float) * static_cast<size_t>(a.head_dim));
+            p[a.head_dim] = r.split[m].max;
+            p[a.head_dim + 1] = r.split[m].sum;
+        }
+        return;
+    }
+    for (int at = begin & ~(SPLIT - 1); at < end; at += SPLIT) {
+        attend_split<T, M>(a, imax(begin, at), imin(end, at + SPLIT), r);
+        for (int m = 0; m < M; m++)
+            merge_split(r.total[m], r.all[m], r.acc[m], r.split[m].max, r.split[m].sum, a.head_dim);
+    }
+    for (int m = 0; m < M; m++)
+        store_row(row_out(a, row + m), r.total[m], r.all[m].sum, a.head_dim);
+}
+
+// `splits` partial results per row, merged in order: the arithmetic of attend_rows.
+static void attend_merge(const AttendArgs& a, int splits) {
+    float total[MAX_HEAD_DIM];
+    const size_t stride = partial_stride(a.head_dim);
+    const size_t rows = static_cast<size_t>(a.tokens) * a.group;
+    for (size_t row = 0; row < rows; row++) {
+        RowState t{-INFINITY, 0.0f, 0, 0};
+        for (int s = 0; s < splits; s++) {
+            const float* p = a.partial + (static_cast<size_t>(s) * rows + row) * stride;
+            merge_split(total, t, p, p[a.head_dim], p[a.head_dim + 1], a.head_dim);
+        }
+        store_row(row_out(a, static_cast<int>(row)), total, t.sum, a.head_dim);
     }
 }
 

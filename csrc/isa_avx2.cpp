@@ -17,7 +17,7 @@ const Kernels* kernels_avx2() {
     static constexpr Kernels table = {
         "avx2",         avx2::linear,   avx2::quantize,      avx2::rms_norm,
         avx2::rope,     avx2::silu_mul, avx2::gelu_tanh_mul, avx2::softcap,
-        avx2::kv_write, avx2::attend,   avx2::exp_row,
+        avx2::kv_write, avx2::attend,   avx2::attend_merge,  avx2::exp_row,
     };
     return &table;
 }

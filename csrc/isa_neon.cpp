@@ -17,7 +17,7 @@ const Kernels* kernels_neon() {
     static constexpr Kernels table = {
         "neon",         neon::linear,   neon::quantize,      neon::rms_norm,
         neon::rope,     neon::silu_mul, neon::gelu_tanh_mul, neon::softcap,
-        neon::kv_write, neon::attend,   neon::exp_row,
+        neon::kv_write, neon::attend,   neon::attend_merge,  neon::exp_row,
     };
     return &table;
 }

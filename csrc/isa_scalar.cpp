@@ -17,7 +17,7 @@ const Kernels* kernels_scalar() {
     static constexpr Kernels table = {
         "scalar",         scalar::linear,   scalar::quantize,      scalar::rms_norm,
         scalar::rope,     scalar::silu_mul, scalar::gelu_tanh_mul, scalar::softcap,
-        scalar::kv_write, scalar::attend,   scalar::exp_row,
+        scalar::kv_write, scalar::attend,   scalar::attend_merge,  scalar::exp_row,
     };
     return &table;
 }

@@ -43,7 +43,13 @@ struct AttendArgs {
     float scale;
     int window;
     float softcap;
+    // When set: only keys of split `split`, and each row's result goes here unmerged.
+    float* partial;  // [splits][tokens * group][partial_stride]
+    int split;
 };
+
+// A row's weighted values, then its largest score and sum; a multiple of 16 floats.
+constexpr size_t partial_stride(int head_dim) { return static_cast<size_t>(head_dim) + 16; }
 
 struct KvWriteArgs {
     const float* k;  // [num_kv_heads][head_dim] of one token
@@ -68,6 +74,7 @@ struct Kernels {
     void (*softcap)(const float* x, int n, float cap, float* y);
     void (*kv_write)(const KvWriteArgs&);
     void (*attend)(const AttendArgs&);
+    void (*attend_merge)(const AttendArgs&, int splits);
     void (*exp)(const float* x, int n, float* y);  // for tests
 };
 

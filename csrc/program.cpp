@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <algorithm>
 #include <mutex>
 #include <new>
 
@@ -87,6 +88,7 @@ void Program::linear(const LinearStep& step) {
 
 void Program::attend(const AttendStep& step) {
     regions_.push_back({Region::What::ATTEND, false, {}, {}, step, 0});
+    regions_.push_back({Region::What::MERGE, false, {}, {}, step, 0});
 }
 
 void Program::finish(int output_buffer, int output_width) {
@@ -100,6 +102,7 @@ const float* Program::run(const StepInput& input) {
     std::lock_guard<std::mutex> lock(pool_.turn());
     input_ = input;
     make_tiles();
+    plan_splits();
     for (int t = 0; t < input.tokens; t++) make_rope_tables(t);
     pool_.run(*this);
     return buffers_[static_cast<size_t>(output_)].data;
@@ -116,6 +119,22 @@ void Program::make_tiles() {
             tiles_.push_back({s, t, count, first + t - begin});
         }
     }
+}
+
+// One token per sequence, a long context, and too few (sequence, head) pairs for the threads. The
+// merge does what one thread would have done, so splitting changes no bit.
+void Program::plan_splits() {
+    splits_ = 0;
+    const int longest = *std::max_element(input_.context_lens, input_.context_lens + input_.seqs);
+    const bool is_decode = input_.tokens == input_.seqs;
+    if (!is_decode || longest <= SPLIT || num_items() >= 4 * pool_.num_threads()) return;
+    splits_ = (longest + SPLIT - 1) / SPLIT;
+    int heads = 0;
+    for (const Region& r : regions_)
+        if (r.what == Region::What::ATTEND) heads = std::max(heads, r.attend.num_heads);
+    // Grows only when a context is longer than any before.
+    partials_.resize(std::max(partials_.size(), static_cast<size_t>(input_.seqs) * heads * splits_ *
+                                                    partial_stride(kv_->head_dim)));
 }
 
 void Program::make_rope_tables(int token) {
@@ -146,7 +165,8 @@ int Program::num_chunks(int region) const {
             int per = panels_per_chunk(r);
             return (r.panels + per - 1) / per;
         }
-        default: return static_cast<int>(tiles_.size()) * kv_->num_kv_heads;
+        case Region::What::ATTEND: return num_items() * (splits_ > 0 ? splits_ : 1);
+        default: return splits_ > 0 ? num_items() : 0;
     }
 }
 
@@ -159,8 +179,10 @@ void Program::run_chunk(int region, int chunk, int) {
     } else if (r.what == Region::What::LINEARS) {
         int per = panels_per_chunk(r), begin = chunk * per;
         run_linears(r, begin, begin + per < r.panels ? begin + per : r.panels);
-    } else {
+    } else if (r.what == Region::What::ATTEND) {
         run_attend(r.attend, chunk);
+    } else {
+        run_merge(r.attend, chunk);
     }
 }
 
@@ -263,9 +285,9 @@ void Program::run_linear(const Region& r, const LinearStep& s, int begin, int en
     kernels_.linear(a);
 }
 
-void Program::run_attend(const AttendStep& s, int chunk) {
-    const QueryTile& tile = tiles_[static_cast<size_t>(chunk / kv_->num_kv_heads)];
-    int kv_head = chunk % kv_->num_kv_heads;
+AttendArgs Program::attend_args(const AttendStep& s, int item) const {
+    const QueryTile& tile = tiles_[static_cast<size_t>(item / kv_->num_kv_heads)];
+    int kv_head = item % kv_->num_kv_heads;
     int group = s.num_heads / kv_->num_kv_heads, dim = kv_->head_dim;
     size_t offset = kv_->head_elements() * static_cast<size_t>(kv_head) * (kv_->is_f16 ? 2 : 4);
     AttendArgs a{};
@@ -284,7 +306,33 @@ void Program::run_attend(const AttendStep& s, int chunk) {
     a.scale = s.scale;
     a.window = s.window;
     a.softcap = s.softcap;
+    return a;
+}
+
+int Program::first_split(const AttendStep& s, const QueryTile& tile) const {
+    int lowest = s.window > 0 ? std::max(tile.position + 1 - s.window, 0) : 0;
+    return lowest / SPLIT;
+}
+
+void Program::run_attend(const AttendStep& s, int chunk) {
+    if (splits_ == 0) return kernels_.attend(attend_args(s, chunk));
+    const int item = chunk / splits_, split = chunk % splits_;
+    const QueryTile& tile = tiles_[static_cast<size_t>(item / kv_->num_kv_heads)];
+    if (split < first_split(s, tile) || split > tile.position / SPLIT) return;
+    AttendArgs a = attend_args(s, item);
+    a.partial =
+        partials_.data() + static_cast<size_t>(chunk) * a.group * partial_stride(a.head_dim);
+    a.split = split;
     kernels_.attend(a);
+}
+
+void Program::run_merge(const AttendStep& s, int item) {
+    const QueryTile& tile = tiles_[static_cast<size_t>(item / kv_->num_kv_heads)];
+    const int first = first_split(s, tile);
+    AttendArgs a = attend_args(s, item);
+    a.partial = partials_.data() +
+                static_cast<size_t>(item * splits_ + first) * a.group * partial_stride(a.head_dim);
+    kernels_.attend_merge(a, tile.position / SPLIT - first + 1);
 }
 
 }  // namespace headrace

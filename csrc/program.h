@@ -130,7 +130,7 @@ private:
         int32_t* words() const { return reinterpret_cast<int32_t*>(data); }
     };
     struct Region {
-        enum class What : uint8_t { ROWS, LINEARS, ATTEND } what;
+        enum class What : uint8_t { ROWS, LINEARS, ATTEND, MERGE } what;
         bool is_rows;
         std::vector<RowStep> row_ops;
         std::vector<LinearStep> linears;
@@ -144,6 +144,7 @@ private:
     float* allocate(size_t count);
     int rows_of(const Region& r) const { return r.is_rows ? input_.num_rows : input_.tokens; }
     int panels_per_chunk(const Region& r) const;
+    int num_items() const { return static_cast<int>(tiles_.size()) * kv_->num_kv_heads; }
     float* row(int buffer, int index) const {
         const Buffer& b = buffers_[static_cast<size_t>(buffer)];
         return b.data + static_cast<size_t>(index) * static_cast<size_t>(b.width);
@@ -153,8 +154,12 @@ private:
     void run_kv_write(const RowStep& s, int index);
     void run_linear(const Region& r, const LinearStep& s, int begin, int end);
     void run_linears(const Region& r, int begin, int end);
+    AttendArgs attend_args(const AttendStep& s, int item) const;
+    int first_split(const AttendStep& s, const QueryTile& tile) const;
     void run_attend(const AttendStep& s, int chunk);
+    void run_merge(const AttendStep& s, int item);
     void make_tiles();
+    void plan_splits();
     void make_rope_tables(int token);
 
     Pool& pool_;
@@ -168,6 +173,9 @@ private:
     std::vector<RopeTable> ropes_;
     std::vector<QueryTile> tiles_;
     std::vector<int> token_seq_;  // which sequence a token belongs to
+    // Long contexts with few sequences: keys are split so that every thread has work. 0: not split.
+    int splits_ = 0;
+    std::vector<float> partials_;
     StepInput input_{};
 };
 

@@ -21,6 +21,7 @@ constexpr int PANEL = 16;
 constexpr int GROUP = 32;
 constexpr int PAGE = 16;  // tokens per KV page; twin of PAGE_SIZE in backends/ops.py
 constexpr int MAX_HEAD_DIM = 512;
+constexpr int SPLIT = 512;  // keys per split of attention; splits may go to different threads
 
 enum class Quant : uint8_t { U4, S8, F32, F16, BF16 };
 
