@@ -1,5 +1,5 @@
 """Measures one workload on headrace and prints tokens per second as JSON: the worker of
-`bench/peers/llama_cpp.py`, a process of its own so that engines never share a machine.
+`bench/peers/llama_cpp_pairs.py`, a process of its own so that engines never share a machine.
 
     python bench/engine/rates.py MODEL --streams 16 --prompt 128 --output 128
 """

@@ -1,5 +1,4 @@
-"""Measures a headrace backend's divergence from the float32 truth (`--backend reference`'s numbers
-are that truth) and holds it against llama.cpp's stored figures.
+"""Holds the cpu backend's divergence from float32 against llama.cpp's stored figures.
 
 Truth is the `reference` backend with a float32 cache, which the tests hold to transformers at 1e-4.
 The backend under test has the engine's default f16 cache and takes each window in chunks of 512
@@ -88,7 +87,9 @@ def verdict(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     """Whether the floor is met; prints the comparison."""
     for key in ("file_sha256", "tokens_sha256"):
         assert ours[key] == theirs[key], f"{key} differs from the stored run"
-    is_met = ours["kl_mean"] <= theirs["kl_mean"] and ours["argmax_agreement"] >= LEAST_AGREEMENT
+    is_closer: bool = ours["kl_mean"] <= theirs["kl_mean"]
+    agrees: bool = ours["argmax_agreement"] >= LEAST_AGREEMENT
+    is_met = is_closer and agrees
     print(f"  {'':18} headrace    llama.cpp")
     for key in ("kl_mean", "kl_median", "kl_p99", "argmax_agreement"):
         print(f"  {key:18} {ours[key]:<11} {theirs[key]}")

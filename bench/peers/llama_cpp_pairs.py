@@ -7,7 +7,7 @@ the GGUF file, threads, f16 KV cache, prompt and output lengths. llama.cpp runs 
 on, by its own `llama-bench` and `llama-batched-bench`, which draw no tokens; headrace's figures
 include its scheduler and greedy sampling, and its prefix cache is off.
 
-    python bench/peers/llama_cpp.py smollm2:135m gemma3:270m
+    python bench/peers/llama_cpp_pairs.py smollm2:135m gemma3:270m
 
 `--prefix "chrt -f 5"` runs both under real-time priority, for a machine that others use too.
 """
