@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <algorithm>
 #include <mutex>
 #include <new>
@@ -19,15 +18,14 @@ constexpr int QUERY_TILE = 8;
 }  // namespace
 
 KvPool::KvPool(int layers, int kv_heads, int dim, int pages, bool f16)
-    : num_layers(layers), num_kv_heads(kv_heads), head_dim(dim), num_pages(pages), is_f16(f16) {
-    num_bytes =
-        static_cast<size_t>(layers) * static_cast<size_t>(pages) * page_elements() * (f16 ? 2 : 4);
-    void* p = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) throw std::bad_alloc();
-    data = static_cast<uint8_t*>(p);
-}
-
-KvPool::~KvPool() { munmap(data, num_bytes); }
+    : num_layers(layers),
+      num_kv_heads(kv_heads),
+      head_dim(dim),
+      num_pages(pages),
+      is_f16(f16),
+      num_bytes(static_cast<size_t>(layers) * static_cast<size_t>(pages) * page_elements() *
+                (f16 ? 2 : 4)),
+      slab(num_bytes) {}
 
 Program::Program(Pool& pool, const Kernels& kernels, KvPool* kv, int max_tokens, int max_seqs,
                  int max_rows)

@@ -17,21 +17,19 @@
 
 namespace headrace {
 
+// Keys and values of all layers, zeroed by the system as pages are first touched.
 struct KvPool {
     int num_layers, num_kv_heads, head_dim, num_pages;
     bool is_f16;
-    uint8_t* data = nullptr;  // zeroed by the system on first touch
-    size_t num_bytes = 0;
+    size_t num_bytes;
+    Slab slab;
 
     KvPool(int layers, int kv_heads, int dim, int pages, bool f16);
-    KvPool(const KvPool&) = delete;
-    KvPool& operator=(const KvPool&) = delete;
-    ~KvPool();
     size_t head_elements() const { return 2u * PAGE * static_cast<size_t>(head_dim); }
     size_t page_elements() const { return head_elements() * static_cast<size_t>(num_kv_heads); }
     uint8_t* layer(int index) const {
-        return data + static_cast<size_t>(index) * static_cast<size_t>(num_pages) *
-                          page_elements() * (is_f16 ? 2 : 4);
+        return slab.data() + static_cast<size_t>(index) * static_cast<size_t>(num_pages) *
+                                 page_elements() * (is_f16 ? 2 : 4);
     }
 };
 
