@@ -97,28 +97,39 @@ float e8m0_half(uint8_t e) {  // 2^(e - 127) / 2, exact down to the subnormal en
 
 // ---- one block to integers, scales, mins; g = index of its first group of 32
 
-void unpack_simple(Kind kind, const uint8_t* b, Row& r, size_t g) {
-    uint8_t* q = &r.q[g * GROUP];
-    bool has_min = kind == Kind::Q4_1 || kind == Kind::Q5_1;
-    bool is_five = kind == Kind::Q5_0 || kind == Kind::Q5_1;
+// Sixteen bytes to 32 values below 16: low nibbles first.
+void split_nibbles(const uint8_t* p, uint8_t* q) {
+    for (int i = 0; i < 16; i++) {
+        q[i] = p[i] & 15;
+        q[i + 16] = p[i] >> 4;
+    }
+}
+
+void unpack_q4(const uint8_t* b, bool has_min, Row& r, size_t g) {
     r.scale[g] = read_half(b);
     if (has_min) r.min[g] = read_half(b + 2);
-    const uint8_t* p = b + (has_min ? 4 : 2);
-    uint32_t high = 0;
-    if (is_five) {
-        memcpy(&high, p, 4);
-        p += 4;
-    }
-    for (int i = 0; i < GROUP; i++) {
-        switch (kind) {
-            case Kind::Q4_0:
-            case Kind::Q4_1: q[i] = static_cast<uint8_t>(nibble(p, i)); break;
-            case Kind::Q5_0: q[i] = biased((nibble(p, i) | (((high >> i) & 1) << 4)) - 16); break;
-            case Kind::Q5_1: q[i] = biased(nibble(p, i) | (((high >> i) & 1) << 4)); break;
-            case Kind::IQ4_NL: q[i] = biased(IQ4_LEVELS[nibble(p, i)]); break;
-            default: q[i] = biased(static_cast<int8_t>(p[i])); break;  // Q8_0
-        }
-    }
+    split_nibbles(b + (has_min ? 4 : 2), &r.q[g * GROUP]);
+}
+
+void unpack_q5(const uint8_t* b, bool has_min, Row& r, size_t g) {
+    uint8_t* q = &r.q[g * GROUP];
+    uint32_t high;
+    memcpy(&high, b + (has_min ? 4 : 2), 4);
+    r.scale[g] = read_half(b);
+    if (has_min) r.min[g] = read_half(b + 2);
+    split_nibbles(b + (has_min ? 8 : 6), q);
+    const int zero_point = has_min ? 0 : 16;
+    for (int i = 0; i < GROUP; i++) q[i] = biased((q[i] | (((high >> i) & 1) << 4)) - zero_point);
+}
+
+void unpack_q8_0(const uint8_t* b, Row& r, size_t g) {
+    r.scale[g] = read_half(b);
+    for (int i = 0; i < GROUP; i++) r.q[g * GROUP + i] = b[2 + i] ^ 0x80;
+}
+
+void unpack_iq4_nl(const uint8_t* b, Row& r, size_t g) {
+    r.scale[g] = read_half(b);
+    for (int i = 0; i < GROUP; i++) r.q[g * GROUP + i] = biased(IQ4_LEVELS[nibble(b + 2, i)]);
 }
 
 void unpack_mxfp4(const uint8_t* b, Row& r, size_t g) {
@@ -208,7 +219,13 @@ void unpack_block(Kind kind, const uint8_t* b, Row& r, size_t g) {
         case Kind::Q5_K: return unpack_q45_k(b, r, g, true);
         case Kind::Q6_K: return unpack_q6_k(b, r, g);
         case Kind::IQ4_XS: return unpack_iq4_xs(b, r, g);
-        default: return unpack_simple(kind, b, r, g);
+        case Kind::IQ4_NL: return unpack_iq4_nl(b, r, g);
+        case Kind::Q4_0: return unpack_q4(b, false, r, g);
+        case Kind::Q4_1: return unpack_q4(b, true, r, g);
+        case Kind::Q5_0: return unpack_q5(b, false, r, g);
+        case Kind::Q5_1: return unpack_q5(b, true, r, g);
+        case Kind::Q8_0: return unpack_q8_0(b, r, g);
+        default: return;  // floats are placed as they are
     }
 }
 
@@ -243,17 +260,26 @@ float get_scale(const Format& f, const uint8_t* p) {
     return value;
 }
 
+// Four values at a time: one word of the lane in a 64-byte row (U4: two words share it).
+void place_group(const Weight& w, const uint8_t* q, uint8_t* at) {
+    uint32_t low, high;
+    if (w.format.quant == Quant::S8) {
+        for (int i = 0; i < 8; i++) memcpy(at + 64 * i, q + 4 * i, 4);
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        memcpy(&low, q + 8 * i, 4);
+        memcpy(&high, q + 8 * i + 4, 4);
+        low |= high << 4;
+        memcpy(at + 64 * i, &low, 4);
+    }
+}
+
 void place_row(const Weight& w, const Row& r, uint8_t* panel, int lane) {
     const Format& f = w.format;
-    for (int k = 0; k < w.k; k++) {
-        uint8_t* byte = panel + quant_offset(w, k, lane);
-        bool is_high = f.quant == Quant::U4 && (k % 8) >= 4;
-        if (f.quant == Quant::U4) {
-            *byte = static_cast<uint8_t>(*byte | (r.q[k] << (is_high ? 4 : 0)));
-        } else {
-            *byte = r.q[k];
-        }
-    }
+    for (int g = 0; g < w.layout.groups; g++)
+        place_group(w, &r.q[static_cast<size_t>(g) * GROUP],
+                    panel + static_cast<size_t>(g) * w.layout.group_bytes + 4 * lane);
     for (size_t j = 0; j < r.scale.size(); j++) {
         uint8_t* at = panel + scale_offset(w, j, lane);
         put_scale(f, at, r.scale[j]);
