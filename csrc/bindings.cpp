@@ -1,7 +1,7 @@
 // Python sees five classes: Pool, Weight, KvPool, Program, and test entries for single kernels.
 //
-// The only checker: shapes, ranges, page ids and token ids are verified here, each error names the
-// bad argument; below this file nothing is checked. The GIL is released while kernels run.
+// Arguments are checked by checks.h before anything else sees them; arrays must have the right type
+// and layout, none is converted. The GIL is released while kernels run.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "checks.h"
 #include "kernels.h"
 #include "pack.h"
 #include "pool.h"
@@ -27,13 +28,9 @@ using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::
 using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
 using Floats2 = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
 
-void require(bool ok, const std::string& message) {
-    if (!ok) throw std::invalid_argument(message);
-}
-
 const Kernels& kernels_named(const std::string& name) {
     const Kernels* k = select_kernels(name.c_str());
-    require(k != nullptr, "isa '" + name + "' is not available on this CPU");
+    if (!k) throw std::invalid_argument("isa: '" + name + "' is not available on this CPU");
     return *k;
 }
 
@@ -42,19 +39,15 @@ const Kernels& kernels_named(const std::string& name) {
 std::unique_ptr<Weight> make_weight(int kind, const std::vector<Bytes>& parts,
                                     const std::vector<int>& rows, int k, Pool& pool) {
     int elements = 0, bytes = 0;
-    require(kind_geometry(static_cast<Kind>(kind), &elements, &bytes),
-            "weight: unknown block kind " + std::to_string(kind));
-    require(k > 0 && k % elements == 0,
-            "weight: row length " + std::to_string(k) + " is no multiple of the block");
-    require(!parts.empty() && parts.size() == rows.size(),
-            "weight: parts and rows differ in length");
+    require(kind_geometry(static_cast<Kind>(kind), &elements, &bytes), "kind: not known");
+    require(k > 0 && k % elements == 0, "k: no multiple of the block");
+    require(!parts.empty() && parts.size() == rows.size(), "parts: not as many as rows");
     size_t row_bytes = static_cast<size_t>(k / elements) * static_cast<size_t>(bytes);
     std::vector<PackPart> list;
     for (size_t i = 0; i < parts.size(); i++) {
-        require(rows[i] > 0 && parts[i].size() == row_bytes * static_cast<size_t>(rows[i]),
-                "weight: part " + std::to_string(i) + " has " + std::to_string(parts[i].size()) +
-                    " bytes, " + std::to_string(rows[i]) + " rows need " +
-                    std::to_string(row_bytes * static_cast<size_t>(rows[i])));
+        require(rows[i] > 0, "rows: must be positive");
+        require(parts[i].size() == row_bytes * static_cast<size_t>(rows[i]),
+                "parts: bytes do not agree with rows and k");
         list.push_back({parts[i].data(), rows[i]});
     }
     nb::gil_scoped_release release;
@@ -62,7 +55,7 @@ std::unique_ptr<Weight> make_weight(int kind, const std::vector<Bytes>& parts,
 }
 
 Floats weight_row(const Weight& w, int row) {
-    require(row >= 0 && row < w.n, "row out of range");
+    require(row >= 0 && row < w.n, "row: out of range");
     float* out = new float[static_cast<size_t>(w.k)];
     unpack_row(w, row, out);
     nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
@@ -90,47 +83,19 @@ RowOp row_op_named(const std::string& name) {
     };
     for (const auto& n : NAMES)
         if (name == n.name) return n.op;
-    throw std::invalid_argument("unknown row op '" + name + "'");
+    throw std::invalid_argument("op: '" + name + "' is not known");
 }
 
 // A program with what it borrows kept alive, and the bounds its inputs are checked against.
 struct BoundProgram {
     BoundProgram(Pool& pool, const std::string& isa, KvPool& kv, int max_tokens, int max_seqs,
                  int max_rows, int vocab)
-        : program(pool, kernels_named(isa), &kv, max_tokens, max_seqs, max_rows), vocab(vocab) {}
+        : program(pool, kernels_named(isa), &kv, max_tokens, max_seqs, max_rows), vocab(vocab) {
+        check_limits(max_tokens, max_seqs, max_rows, vocab);
+    }
     Program program;
     int vocab;
 };
-
-void check_sequences(const BoundProgram& b, const StepInput& in) {
-    int pages = b.program.kv()->num_pages;
-    for (int s = 0; s < in.seqs; s++) {
-        int count = in.cu_seqlens[s + 1] - in.cu_seqlens[s], context = in.context_lens[s];
-        require(count > 0, "cu_seqlens: sequence " + std::to_string(s) + " has no tokens");
-        require(context >= count, "context_lens: shorter than the tokens of the step");
-        require((context - 1) / PAGE < in.max_pages, "page_table: too few pages for the context");
-        for (int p = 0; p <= (context - 1) / PAGE; p++) {
-            int page = in.page_table[static_cast<size_t>(s) * in.max_pages + p];
-            require(page >= 0 && page < pages, "page_table: page id out of range");
-        }
-        for (int t = 0; t < count; t++)
-            require(in.positions[in.cu_seqlens[s] + t] == context - count + t,
-                    "positions: must be consecutive and end at the context length");
-    }
-}
-
-void check_input(const BoundProgram& b, const StepInput& in) {
-    require(in.tokens > 0 && in.tokens <= b.program.max_tokens(), "token_ids: count out of range");
-    require(in.seqs > 0 && in.seqs <= b.program.max_seqs(), "cu_seqlens: count out of range");
-    require(in.num_rows >= 0 && in.num_rows <= b.program.max_rows(), "rows: count out of range");
-    require(in.cu_seqlens[0] == 0 && in.cu_seqlens[in.seqs] == in.tokens,
-            "cu_seqlens: must run from 0 to the number of tokens");
-    for (int t = 0; t < in.tokens; t++)
-        require(in.token_ids[t] >= 0 && in.token_ids[t] < b.vocab, "token_ids: id out of range");
-    for (int r = 0; r < in.num_rows; r++)
-        require(in.rows[r] >= 0 && in.rows[r] < in.tokens, "rows: index out of range");
-    check_sequences(b, in);
-}
 
 Floats2 run_program(BoundProgram& b, Ints token_ids, Ints positions, Ints cu_seqlens,
                     Ints context_lens, Ints2 page_table, Ints rows) {
@@ -147,7 +112,7 @@ Floats2 run_program(BoundProgram& b, Ints token_ids, Ints positions, Ints cu_seq
     require(positions.size() == token_ids.size(), "positions: one per token");
     require(cu_seqlens.size() == context_lens.size() + 1, "cu_seqlens: one more than sequences");
     require(page_table.shape(0) == context_lens.size(), "page_table: one row per sequence");
-    check_input(b, in);
+    check_step(b.program, in, b.vocab);
     const float* logits;
     {
         nb::gil_scoped_release release;
@@ -163,6 +128,7 @@ Floats2 run_linear(const std::string& isa, const Weight& w, const Weight* bias,
                    nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> x) {
     const Kernels& kernels = kernels_named(isa);
     require(static_cast<int>(x.shape(1)) == w.k, "x: row length differs from the weight's");
+    if (bias) check_vector(*bias, w.n, "bias: not a vector as long as the weight");
     int tokens = static_cast<int>(x.shape(0));
     std::vector<int32_t> xq;
     LinearArgs a{};
@@ -222,6 +188,7 @@ void row_op(BoundProgram& b, const std::string& op, int a, int other, int out, c
     s.value = value;
     s.table = s.op == RowOp::ROPE ? index : -1;
     s.layer = s.op == RowOp::KV_WRITE ? index : -1;
+    check_row_op(b.program, s, b.vocab);
     b.program.row_op(s);
 }
 

@@ -54,14 +54,17 @@ float* Program::allocate(size_t count) {
     return p;
 }
 
-int Program::add_buffer(int width, bool is_rows) {
+int Program::add(int width, bool is_rows, bool is_quantized) {
     size_t rows = static_cast<size_t>(is_rows ? max_rows_ : max_tokens_);
-    buffers_.push_back({width, allocate(rows * static_cast<size_t>(width))});
+    float* data = allocate(rows * static_cast<size_t>(width));
+    buffers_.push_back({width, is_rows, is_quantized, data});
     return static_cast<int>(buffers_.size()) - 1;
 }
 
+int Program::add_buffer(int width, bool is_rows) { return add(width, is_rows, false); }
+
 int Program::add_quantized_buffer(int k, bool is_rows) {
-    return add_buffer(k / GROUP * TILE_WORDS, is_rows);
+    return add(k / GROUP * TILE_WORDS, is_rows, true);
 }
 
 int Program::add_rope(std::vector<double> inv_freq, bool is_interleaved, float factor) {

@@ -33,7 +33,7 @@ struct KvPool {
     }
 };
 
-// One step's inputs; shapes as StepArrays in backends/ops.py. Checked by the bindings.
+// One step's inputs; shapes as StepArrays in backends/ops.py. Checked by checks.h.
 struct StepInput {
     const int32_t* token_ids;
     const int32_t* positions;
@@ -93,6 +93,21 @@ struct AttendStep {
 
 class Program final : public Job {
 public:
+    struct Buffer {
+        int width;  // words of one row
+        bool is_rows, is_quantized;
+        float* data;
+        int32_t* words() const { return reinterpret_cast<int32_t*>(data); }
+    };
+    struct Region {
+        enum class What : uint8_t { ROWS, LINEARS, ATTEND, MERGE } what;
+        bool is_rows;
+        std::vector<RowStep> row_ops;
+        std::vector<LinearStep> linears;
+        AttendStep attend{};
+        int panels = 0;
+    };
+
     Program(Pool& pool, const Kernels& kernels, KvPool* kv, int max_tokens, int max_seqs,
             int max_rows);
     ~Program() override;
@@ -107,6 +122,9 @@ public:
     void linear(const LinearStep& step);
     void attend(const AttendStep& step);
     void finish(int output_buffer, int output_width);
+    const std::vector<Buffer>& buffers() const { return buffers_; }
+    const std::vector<Region>& regions() const { return regions_; }
+    const std::vector<RopeTable>& ropes() const { return ropes_; }
 
     // ---- replay: logits [num_rows][output_width], valid until the next run
     const float* run(const StepInput& input);
@@ -122,24 +140,12 @@ public:
     void run_chunk(int region, int chunk, int thread) override;
 
 private:
-    struct Buffer {
-        int width;
-        float* data;
-        int32_t* words() const { return reinterpret_cast<int32_t*>(data); }
-    };
-    struct Region {
-        enum class What : uint8_t { ROWS, LINEARS, ATTEND, MERGE } what;
-        bool is_rows;
-        std::vector<RowStep> row_ops;
-        std::vector<LinearStep> linears;
-        AttendStep attend{};
-        int panels = 0;
-    };
     struct QueryTile {  // consecutive tokens of one sequence
         int seq, token, count, position;
     };
 
     float* allocate(size_t count);
+    int add(int width, bool is_rows, bool is_quantized);
     int rows_of(const Region& r) const { return r.is_rows ? input_.num_rows : input_.tokens; }
     int panels_per_chunk(const Region& r) const;
     int num_items() const { return static_cast<int>(tiles_.size()) * kv_->num_kv_heads; }
