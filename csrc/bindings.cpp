@@ -90,9 +90,7 @@ RowOp row_op_named(const std::string& name) {
 struct BoundProgram {
     BoundProgram(Pool& pool, const std::string& isa, KvPool& kv, int max_tokens, int max_seqs,
                  int max_rows, int vocab)
-        : program(pool, kernels_named(isa), &kv, max_tokens, max_seqs, max_rows), vocab(vocab) {
-        check_limits(max_tokens, max_seqs, max_rows, vocab);
-    }
+        : program(pool, kernels_named(isa), &kv, max_tokens, max_seqs, max_rows), vocab(vocab) {}
     Program program;
     int vocab;
 };
@@ -197,12 +195,18 @@ void row_op(BoundProgram& b, const std::string& op, int a, int other, int out, c
 NB_MODULE(_native, m) {
     m.def("available_isas", &available_isas);
     m.def("run_linear", &run_linear, nb::arg("isa"), nb::arg("weight"), nb::arg("bias").none(),
-          nb::arg("x"));
-    m.def("run_exp", &run_exp);
+          nb::arg("x").noconvert());
+    m.def("run_exp", &run_exp, nb::arg("isa"), nb::arg("x").noconvert());
     m.attr("PAGE_SIZE") = PAGE;
 
     nb::class_<Pool>(m, "Pool")
-        .def(nb::init<int>(), nb::arg("num_threads"))
+        .def(
+            "__init__",
+            [](Pool* self, int num_threads) {
+                check_pool_size(num_threads);
+                new (self) Pool(num_threads);
+            },
+            nb::arg("num_threads"))
         .def_prop_ro("num_threads", &Pool::num_threads);
 
     nb::class_<Weight>(m, "Weight")
@@ -210,22 +214,41 @@ NB_MODULE(_native, m) {
         .def_prop_ro("num_bytes", [](const Weight& w) { return w.bytes(); })
         .def_prop_ro("is_float", [](const Weight& w) { return w.format.is_float(); })
         .def("row", &weight_row);
-    m.def("make_weight", &make_weight, nb::arg("kind"), nb::arg("parts"), nb::arg("rows"),
-          nb::arg("k"), nb::arg("pool"));
+    m.def("make_weight", &make_weight, nb::arg("kind"), nb::arg("parts").noconvert(),
+          nb::arg("rows"), nb::arg("k"), nb::arg("pool"));
 
     nb::class_<KvPool>(m, "KvPool")
-        .def(nb::init<int, int, int, int, bool>(), nb::arg("num_layers"), nb::arg("num_kv_heads"),
-             nb::arg("head_dim"), nb::arg("num_pages"), nb::arg("is_f16"))
+        .def(
+            "__init__",
+            [](KvPool* self, int layers, int kv_heads, int head_dim, int pages, bool is_f16) {
+                check_kv_size(layers, kv_heads, head_dim, pages);
+                new (self) KvPool(layers, kv_heads, head_dim, pages, is_f16);
+            },
+            nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
+            nb::arg("num_pages"), nb::arg("is_f16"))
         .def_prop_ro("num_bytes", [](const KvPool& k) { return k.num_bytes; });
 
     nb::class_<BoundProgram>(m, "Program")
-        .def(nb::init<Pool&, const std::string&, KvPool&, int, int, int, int>(), nb::arg("pool"),
-             nb::arg("isa"), nb::arg("kv"), nb::arg("max_tokens"), nb::arg("max_seqs"),
-             nb::arg("max_rows"), nb::arg("vocab"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
+        .def(
+            "__init__",
+            [](BoundProgram* self, Pool& pool, const std::string& isa, KvPool& kv, int max_tokens,
+               int max_seqs, int max_rows, int vocab) {
+                check_limits(max_tokens, max_seqs, max_rows, vocab);
+                new (self) BoundProgram(pool, isa, kv, max_tokens, max_seqs, max_rows, vocab);
+            },
+            nb::arg("pool"), nb::arg("isa"), nb::arg("kv"), nb::arg("max_tokens"),
+            nb::arg("max_seqs"), nb::arg("max_rows"), nb::arg("vocab"), nb::keep_alive<1, 2>(),
+            nb::keep_alive<1, 4>())
         .def("add_buffer",
-             [](BoundProgram& b, int w, bool r) { return b.program.add_buffer(w, r); })
+             [](BoundProgram& b, int width, bool is_rows) {
+                 require(width > 0, "width: must be positive");
+                 return b.program.add_buffer(width, is_rows);
+             })
         .def("add_quantized_buffer",
-             [](BoundProgram& b, int k, bool r) { return b.program.add_quantized_buffer(k, r); })
+             [](BoundProgram& b, int k, bool is_rows) {
+                 require(k > 0 && k % GROUP == 0, "k: must be a positive multiple of 32");
+                 return b.program.add_quantized_buffer(k, is_rows);
+             })
         .def("add_rope", [](BoundProgram& b, std::vector<double> f, bool i,
                             float s) { return b.program.add_rope(std::move(f), i, s); })
         .def("begin_rows", [](BoundProgram& b, bool r) { b.program.begin_rows(r); })
@@ -236,14 +259,26 @@ NB_MODULE(_native, m) {
         .def(
             "linear",
             [](BoundProgram& b, int in, int out, const Weight& w, const Weight* bias) {
-                b.program.linear({in, out, !w.format.is_float(), &w, bias});
+                const LinearStep step{in, out, !w.format.is_float(), &w, bias};
+                check_linear(b.program, step);
+                b.program.linear(step);
             },
             nb::arg("input"), nb::arg("out"), nb::arg("weight"), nb::arg("bias").none(),
             nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
         .def("attend",
              [](BoundProgram& b, int q, int out, int layer, int heads, float scale, int window,
-                float cap) { b.program.attend({q, out, layer, heads, scale, window, cap}); })
-        .def("finish", [](BoundProgram& b, int o, int w) { b.program.finish(o, w); })
-        .def("run", &run_program, nb::arg("token_ids"), nb::arg("positions"), nb::arg("cu_seqlens"),
-             nb::arg("context_lens"), nb::arg("page_table"), nb::arg("rows"));
+                float cap) {
+                 const AttendStep step{q, out, layer, heads, scale, window, cap};
+                 check_attend(b.program, step);
+                 b.program.attend(step);
+             })
+        .def("finish",
+             [](BoundProgram& b, int output, int width) {
+                 check_finish(b.program, output, width);
+                 b.program.finish(output, width);
+             })
+        .def("run", &run_program, nb::arg("token_ids").noconvert(),
+             nb::arg("positions").noconvert(), nb::arg("cu_seqlens").noconvert(),
+             nb::arg("context_lens").noconvert(), nb::arg("page_table").noconvert(),
+             nb::arg("rows").noconvert());
 }
