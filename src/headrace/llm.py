@@ -21,10 +21,11 @@ from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
 from headrace.config import EngineConfig, store_config
 from headrace.errors import InvalidRequest, UnknownParameter
+from headrace.formats.checkpoint import open_checkpoint
 from headrace.formats.store import resolve
-from headrace.service import AsyncStream, Service, Stream, load_service
+from headrace.service import AsyncStream, Service, Stream, load_checkpoint
 from headrace.text.tokenizer import Tokenizer
-from headrace.types import Completion, Message, Request, SamplingParams
+from headrace.types import Completion, Message, Request, SamplingParams, with_chat_template
 
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Messages = Sequence[Message | Mapping[str, str]]
@@ -74,11 +75,18 @@ class LLM:
     """A loaded model. Methods block; several threads may call them at once.
 
     `name_or_path` is a catalogue name, `hf:owner/repo[:file]`, `pypi:package==version`, or a path.
+    `chat_template` (Jinja text) replaces the model's own.
     **Raises** `ModelNotFound`, `FormatError`, `UnsupportedModel`, `OutOfMemory`, `InvalidRequest`.
     """
 
-    def __init__(self, name_or_path: str, **options: Unpack[EngineOptions]) -> None:
-        self._service = _load(name_or_path, engine_config(options))
+    def __init__(
+        self,
+        name_or_path: str,
+        *,
+        chat_template: str | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        self._service = _load(name_or_path, chat_template, engine_config(options))
 
     @classmethod
     def over(cls, service: Service) -> Self:
@@ -150,8 +158,14 @@ class AsyncEngine:
     Constructing it blocks while the model loads. Cancelling a call ends its answers.
     """
 
-    def __init__(self, name_or_path: str, **options: Unpack[EngineOptions]) -> None:
-        self._service = _load(name_or_path, engine_config(options))
+    def __init__(
+        self,
+        name_or_path: str,
+        *,
+        chat_template: str | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        self._service = _load(name_or_path, chat_template, engine_config(options))
 
     @classmethod
     def over(cls, service: Service) -> Self:
@@ -207,9 +221,12 @@ class AsyncEngine:
         self.close()
 
 
-def _load(name: str, config: EngineConfig) -> Service:
+def _load(name: str, chat_template: str | None, config: EngineConfig) -> Service:
     found = resolve(name, store_config())
-    return load_service(found.id, found.path, config)
+    checkpoint = open_checkpoint(found.path)
+    if chat_template is not None:
+        checkpoint = with_chat_template(checkpoint, chat_template)
+    return load_checkpoint(found.id, checkpoint, config)
 
 
 # ---- options

@@ -9,7 +9,7 @@ engine, local or remote, offers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from headrace.errors import InvalidRequest
@@ -57,6 +57,12 @@ class Checkpoint:
     dialect: Literal["gguf", "hf"]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
+
+
+def with_chat_template(checkpoint: Checkpoint, source: str) -> Checkpoint:
+    """The same model with `source` (Jinja text) as its chat template."""
+    key = "tokenizer.chat_template" if checkpoint.dialect == "gguf" else "chat_template"
+    return replace(checkpoint, metadata={**checkpoint.metadata, key: source})
 
 
 # ---- requests

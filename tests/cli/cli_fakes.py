@@ -121,6 +121,7 @@ class FakeWorld:
     service: FakeService
     metadata: dict[str, Any] = field(default_factory=dict)
     opened: list[tuple[str, EngineConfig]] = field(default_factory=list)
+    templates: list[str | None] = field(default_factory=list)
     served: dict[str, TextService] = field(default_factory=dict)
     server_config: ServerConfig | None = None
 
@@ -134,6 +135,7 @@ class FakeWorld:
 
     def _open(self, name: str, checkpoint: Checkpoint, config: EngineConfig) -> TextService:
         self.opened.append((name, config))
+        self.templates.append(checkpoint.metadata.get("tokenizer.chat_template"))
         return self.service
 
     def _serve(

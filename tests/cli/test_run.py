@@ -236,3 +236,21 @@ def test_defaults_come_from_generation_config(
     world.metadata = {"generation_config": config}
     run_app(["run", model, "Why?"], world.tools())
     assert world.service.requests[0].params.temperature == temperature
+
+
+def test_a_template_file_replaces_the_models(world: FakeWorld, model: str, pipe: Pipe) -> None:
+    file = Path(world.root.parent / "chat.jinja")
+    file.write_text("{{ messages }}")
+    world.metadata["tokenizer.chat_template"] = "the file's own"
+    pipe(b"")
+    assert run_app(["run", model, "Hi", "--chat-template", str(file)], world.tools()) == 0
+    assert run_app(["run", model, "Hi"], world.tools()) == 0
+    assert world.templates == ["{{ messages }}", "the file's own"]
+
+
+def test_a_template_file_that_is_not_there_is_named(
+    world: FakeWorld, model: str, pipe: Pipe, capsys: Captured
+) -> None:
+    pipe(b"")
+    assert run_app(["run", model, "Hi", "--chat-template", "no.jinja"], world.tools()) == 1
+    assert "--chat-template no.jinja cannot be read" in capsys.readouterr().err

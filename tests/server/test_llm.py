@@ -24,7 +24,7 @@ from headrace.llm import (
     sampling_params,
 )
 from headrace.service import Service
-from headrace.types import Message, SamplingParams
+from headrace.types import Checkpoint, Message, SamplingParams, with_chat_template
 
 MakeService = Callable[..., Service]
 HELLO = [{"role": "user", "content": "hi"}]
@@ -138,3 +138,10 @@ def test_what_the_python_api_does_not_import() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_a_template_given_as_text_replaces_the_models() -> None:
+    checkpoint = Checkpoint("x", "hf", {"chat_template": "old", "model_type": "llama"}, {})
+    changed = with_chat_template(checkpoint, "new")
+    assert changed.metadata == {"chat_template": "new", "model_type": "llama"}
+    assert checkpoint.metadata["chat_template"] == "old"

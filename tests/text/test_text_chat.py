@@ -105,7 +105,7 @@ def test_a_beginning_token_is_added_once() -> None:
 
 
 def test_a_model_without_template_says_how_to_give_one() -> None:
-    with pytest.raises(TemplateError, match="Give one as text"):
+    with pytest.raises(TemplateError, match="--chat-template FILE"):
         encode_chat(BPE, None, [{"role": "user", "content": "x"}])
 
 

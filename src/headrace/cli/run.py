@@ -59,7 +59,7 @@ def run_model(task: RunTask, tools: Tools) -> int:
     with Bars(terminal) as bars:
         model = resolve(name, config, progress=bars)
     start_s = monotonic_s()
-    checkpoint = tools.open_checkpoint(model.path)
+    checkpoint = task.engine.applied(tools.open_checkpoint(model.path))
     params = choose_params(task.sampling.given(), model.id, checkpoint.metadata)
     service = tools.open_service(model.id, checkpoint, engine_config)
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headrace.cli.options import EngineOptions
 from headrace.cli.output import Bars, Terminal
 from headrace.cli.tools import TextService, Tools
-from headrace.config import EngineConfig, ServerConfig
+from headrace.config import ServerConfig
 from headrace.errors import InvalidRequest
 from headrace.formats.catalogue import DEFAULT_MODEL
 from headrace.formats.store import ResolvedModel, resolve
@@ -32,7 +32,7 @@ class ServeTask:
 
 def serve_models(task: ServeTask, tools: Tools, terminal: Terminal) -> int:
     """Pulls what is missing, then serves until SIGTERM or Ctrl-C; the exit code."""
-    engine_config = task.engine.config()
+    task.engine.config()  # a bad option is refused before anything is fetched
     config = ServerConfig(host=task.host, port=task.port)
     store = tools.store()
     found: dict[str, ResolvedModel] = {}
@@ -46,7 +46,7 @@ def serve_models(task: ServeTask, tools: Tools, terminal: Terminal) -> int:
                 )
             found[model.id] = model
     loaders = {
-        name: functools.partial(_load, model, engine_config, tools, terminal)
+        name: functools.partial(_load, model, task.engine, tools, terminal)
         for name, model in found.items()
     }
     if not is_loopback(task.host):
@@ -61,9 +61,10 @@ def serve_models(task: ServeTask, tools: Tools, terminal: Terminal) -> int:
 
 
 def _load(
-    model: ResolvedModel, config: EngineConfig, tools: Tools, terminal: Terminal
+    model: ResolvedModel, options: EngineOptions, tools: Tools, terminal: Terminal
 ) -> TextService:
-    service = tools.open_service(model.id, tools.open_checkpoint(model.path), config)
+    checkpoint = options.applied(tools.open_checkpoint(model.path))
+    service = tools.open_service(model.id, checkpoint, options.config())
     terminal.note(f"{model.id} is loaded\n{service.model.memory}")
     return service
 

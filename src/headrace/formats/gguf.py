@@ -3,7 +3,7 @@
 The rules are those of ggml's own reader (`gguf.cpp`), so a file that passes here is one it would
 read, plus limits against memory bombs. What a model needs of the metadata is checked in `models`.
 The whole container is parsed at once; tensor bytes are only mapped. A file that is truncated by
-somebody else while mapped ends the process (SIGBUS): `serve` keeps models in worker processes.
+somebody else while it is being loaded ends the process (SIGBUS); afterwards it is not read.
 Writing: `gguf_writer`. Source: the GGUF specification in ggml's docs/gguf.md.
 """
 

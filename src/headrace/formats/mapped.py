@@ -63,6 +63,25 @@ def map_file(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(mapped, np.uint8)
 
 
+def forget(view: NDArray[np.uint8]) -> None:
+    """Give back the memory a view of a mapped file holds; read again, it comes from the page cache.
+
+    Nothing happens to views of anything else.
+    """
+    base: object = view
+    while isinstance(base, np.ndarray):
+        whole, base = base, base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise"):
+        return
+    start = view.ctypes.data - whole.ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:  # only pages that are the view's alone
+        base.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
 def refuse_mistakes(path: Path, data: NDArray[np.uint8]) -> None:
     """Refuse files whose first bytes (or suffix) show a known kind that is not read here."""
     start = data[:32].tobytes()

@@ -40,8 +40,9 @@ _FAILURES = (
 )
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _NO_TEMPLATE = (
-    "this model has no chat template (a base model, or a file that lost it). Give one as text, use "
-    "an instruct version of the model, or complete a raw prompt"
+    "this model has no chat template (a base model, or a file that lost it). Give one with "
+    "--chat-template FILE (in Python: chat_template=TEXT), use an instruct version of the model, "
+    "or complete a raw prompt"
 )
 
 
