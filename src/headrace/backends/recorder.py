@@ -146,14 +146,15 @@ def _linears(first: Node, waiting: list[Node], ready: set[Traced]) -> tuple[Node
 
 
 def _row_ops(first: Node, waiting: list[Node], ready: set[Traced]) -> tuple[Node, ...]:
-    """Row-wise ops that need nothing but what is ready or made in this region, on the same rows."""
+    """Row-wise ops that need nothing but what is ready or made in this region, on the same rows.
+
+    `take_rows` reads tokens and makes rows asked for: the axes part it from what makes its input.
+    """
     here: set[Traced] = set()
     taken: list[Node] = []
     for node in waiting:
         if node.op not in ROW_OPS or node.is_rows != first.is_rows:
             continue
-        if node.op == "take_rows" and any(x.base in here for x in node.inputs):
-            continue  # reads other rows: needs the barrier
         if all(x.base in ready or x.base in here for x in node.inputs):
             taken.append(node)
             if node.out is not None:
