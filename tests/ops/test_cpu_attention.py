@@ -188,6 +188,27 @@ def test_sequences_of_a_step_keep_apart(isa: str) -> None:
 
 
 @EVERY_ISA
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("spec", [AttentionSpec(0, 0.3), AttentionSpec(1, 0.3, 530)], ids=str)
+def test_decoding_long_and_short_contexts_together_changes_no_bit(
+    spec: AttentionSpec, threads: int, isa: str
+) -> None:
+    """One token each: keys are split among threads when sequences are few; contexts span 0 to 3
+    splits."""
+    n, spans = 1600, [Span(0, 1540, range(100)), Span(0, 20, range(100, 103), 1540)]
+    qkv = tokens_of(110, n, 4, 1, 16)
+    whole_rows = [
+        runner(FIRST, qkv, spec, num_pages=103)(step_of([span]))[-20:].copy() for span in spans
+    ]
+    run = runner(CpuOps(threads, isa), qkv, spec, num_pages=103)
+    run(step_of([Span(0, 1520, range(100))]))
+    for i in range(20):
+        tokens = [Span(s.end - 20 + i, s.end - 19 + i, s.pages, s.first_id) for s in spans]
+        got = run(step_of(tokens))
+        assert same_bits(got.copy(), np.stack([rows[i] for rows in whole_rows]))
+
+
+@EVERY_ISA
 @POOLS
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("spec", [AttentionSpec(0, 0.3), AttentionSpec(0, 0.3, 20, 5.0)], ids=str)
