@@ -234,7 +234,10 @@ HR_INLINE void i_store_int8(int8_t* p, ni v) {
                   vreinterpret_s32_s8(vqmovn_s16(vcombine_s16(h, h))), 0);
 }
 HR_INLINE nf i_to_f(ni v) { return vcvtq_f32_s32(v); }
-HR_INLINE ni f_to_i(nf v) { return vcvtnq_s32_f32(v); }
+// Out of range and NaN give INT32_MIN, as cvtps2dq does.
+HR_INLINE ni f_to_i(nf v) {
+    return vbslq_s32(vcltq_f32(v, vdupq_n_f32(0x1p31f)), vcvtnq_s32_f32(v), vdupq_n_s32(INT32_MIN));
+}
 HR_INLINE ni f_bits(nf v) { return vreinterpretq_s32_f32(v); }
 HR_INLINE nf i_bits(ni v) { return vreinterpretq_f32_s32(v); }
 
