@@ -315,6 +315,21 @@ def test_malformed_bodies_are_refused(raw: bytes) -> None:
         decode_json(raw)
 
 
+@pytest.mark.timeout(4)
+def test_a_duplicate_key_is_found_in_linear_time() -> None:
+    keys = b",".join(b'"k%d":1' % i for i in range(20_000))
+    with pytest.raises(InvalidRequest, match='"z" appears twice'):
+        decode_json(b"{" + keys + b',"z":1,"z":2}')
+
+
+@pytest.mark.parametrize("raw", [b'{"%s":1}', b'{"%s":1,"%s":1}'])
+def test_refusals_do_not_repeat_a_body(raw: bytes) -> None:
+    raw = raw.replace(b"%s", b"x" * 100_000)
+    with pytest.raises(InvalidRequest) as caught:
+        openai.parse_chat(decode_json(raw))
+    assert len(caught.value.message) + len(caught.value.param or "") < 2_000
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

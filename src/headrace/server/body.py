@@ -37,11 +37,11 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} appears twice")
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {shown(name)} appears twice")
+        found[name] = value
     return found
 
 
@@ -134,7 +134,8 @@ def refuse_unknown(
             continue
         hint = hints.get(key) or next(iter(difflib.get_close_matches(key, names, 1)), None)
         advice = f"did you mean {hint!r}?" if hint in names else hint or _listed(names)
-        raise UnknownParameter(f"unknown parameter {shown(key)}; {advice}", param=key)
+        message = f"unknown parameter {shown(key)}; {advice}"
+        raise UnknownParameter(message, param=key[:MAX_SHOWN_CHARS])
 
 
 def _listed(names: list[str]) -> str:
