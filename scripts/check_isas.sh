@@ -5,7 +5,7 @@
 #   x86-64   core2duo and Nehalem (scalar only: nothing newer may run), Haswell (AVX2)
 #   aarch64  cortex-a72 (scalar only: no dot product), neoverse-n1 and max (NEON)
 # Tools for the second part (Debian): apt-get install -y g++-aarch64-linux-gnu qemu-user
-# Usage: bash scripts/check_isas.sh [BUILD_FOLDER]   (default build/isas; about three minutes if new)
+# Usage: bash scripts/check_isas.sh [BUILD_FOLDER]   (default build/isas; about five minutes if new)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/isas}
