@@ -1,5 +1,7 @@
 #include "checks.h"
 
+#include <new>
+
 namespace headrace {
 
 namespace {
@@ -59,8 +61,7 @@ void check_kv_size(int layers, int kv_heads, int head_dim, int pages) {
     require(head_dim > 0 && head_dim <= MAX_HEAD_DIM && head_dim % PANEL == 0,
             "head_dim: must be a multiple of 16 up to 512");
     require(pages > 0, "num_pages: must be positive");
-    require(8.0 * PAGE * layers * kv_heads * head_dim * pages < MAX_BYTES,
-            "num_pages: the pool exceeds any memory");
+    if (8.0 * PAGE * layers * kv_heads * head_dim * pages > MAX_BYTES) throw std::bad_alloc();
 }
 
 void check_limits(int max_tokens, int max_seqs, int max_rows, int vocab) {

@@ -226,12 +226,16 @@ def test_pools_have_a_sane_size(threads: int) -> None:
         ((1, 1, -16, 1), "head_dim"),
         ((1, 1, 16, 0), "num_pages"),
         ((1, 1, 16, -5), "num_pages"),
-        ((HUGE, 1, 16, HUGE), "num_pages"),
     ],
 )
 def test_kv_pools_have_a_sane_size(sizes: tuple[int, int, int, int], name: str) -> None:
     with refused(name):
         _native.KvPool(*sizes, True)
+
+
+def test_a_pool_beyond_all_memory_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError):
+        _native.KvPool(HUGE, 1 << 16, 512, HUGE, True)
 
 
 # ---- recording
