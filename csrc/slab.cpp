@@ -16,8 +16,9 @@ size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 }  // namespace
 
 Slab::Slab(size_t bytes) : bytes_(round_up(bytes, HUGE_PAGE)) {
-    void* p = mmap(nullptr, bytes_ + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                   -1, 0);
+    // Not reserved: a KV pool is sized for the most it may hold and touched as it fills.
+    void* p = mmap(nullptr, bytes_ + HUGE_PAGE, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     uintptr_t start = reinterpret_cast<uintptr_t>(p);
     uintptr_t aligned = round_up(start, HUGE_PAGE);

@@ -17,6 +17,7 @@ from kernel_cases import ISAS, Array, generator, normal, same_bits
 from headrace.backends.cpu import CpuOps
 from headrace.backends.ops import AttentionSpec, CompiledForward, KVSpec, Ops
 from headrace.backends.reference import ReferenceOps
+from headrace.errors import OutOfMemory
 
 Qkv = tuple[Array, Array, Array]
 
@@ -257,3 +258,9 @@ def test_a_broken_key_reaches_whoever_sees_it(isa: str, window: int, is_key: boo
     assert np.isnan(got[at:end, 2:]).all()
     got[at:end, 2:] = healthy[at:end, 2:]
     assert same_bits(got, healthy)
+
+
+def test_a_pool_the_system_refuses_is_a_typed_error() -> None:
+    huge = KVSpec(num_layers=64, num_kv_heads=64, head_dim=512, num_pages=2**31 - 1)
+    with pytest.raises(OutOfMemory, match="kv_cache_bytes"):
+        CpuOps(1).kv_pool(huge)

@@ -29,7 +29,7 @@ from headrace.backends.ops import (
     StepArrays,
 )
 from headrace.backends.recorder import Node, Region, Traced, add_quantize, arrange, assign_slots
-from headrace.errors import InvalidRequest, UnsupportedModel
+from headrace.errors import InvalidRequest, OutOfMemory, UnsupportedModel
 from headrace.formats import blocks
 from headrace.formats.mapped import forget
 from headrace.types import StoredTensor
@@ -114,9 +114,16 @@ class CpuOps:
                 f"head_dim is {spec.head_dim}; the cpu backend takes multiples of {LANES} up to "
                 f"{MAX_HEAD_DIM}: use backend='reference'"
             )
-        native = _native.KvPool(
-            spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.num_pages, spec.dtype == "f16"
-        )
+        is_f16 = spec.dtype == "f16"
+        try:
+            native = _native.KvPool(
+                spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.num_pages, is_f16
+            )
+        except MemoryError:
+            raise OutOfMemory(
+                f"the system refuses {spec.num_pages * spec.bytes_per_page} bytes for the KV pool; "
+                "give less with kv_cache_bytes"
+            ) from None
         return CpuKVPool(spec, native)
 
     def compile(self, forward: Forward, kv: CpuKVPool, limits: Limits) -> CompiledForward:
