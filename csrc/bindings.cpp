@@ -16,6 +16,7 @@
 #include "pack.h"
 #include "pool.h"
 #include "program.h"
+#include "roof.h"
 
 namespace nb = nanobind;
 using namespace headrace;
@@ -166,6 +167,19 @@ Floats run_exp(const std::string& isa,
     return Floats(out, {x.size()}, owner);
 }
 
+uint32_t run_read_sum(const std::string& isa, const Weight& w, Pool& pool) {
+    const Kernels& kernels = kernels_named(isa);
+    nb::gil_scoped_release release;
+    return read_sum(pool, kernels, w);
+}
+
+double run_peak(const std::string& isa, bool is_int8, int64_t rounds, Pool& pool) {
+    const Kernels& kernels = kernels_named(isa);
+    require(rounds > 0, "rounds: must be positive");
+    nb::gil_scoped_release release;
+    return peak(pool, kernels, is_int8, rounds);
+}
+
 std::vector<std::string> available_isas() {
     std::vector<std::string> out;
     for (const char* name : {"avx512", "avx2", "neon", "scalar"})
@@ -197,6 +211,9 @@ NB_MODULE(_native, m) {
     m.def("run_linear", &run_linear, nb::arg("isa"), nb::arg("weight"), nb::arg("bias").none(),
           nb::arg("x").noconvert());
     m.def("run_exp", &run_exp, nb::arg("isa"), nb::arg("x").noconvert());
+    m.def("run_read_sum", &run_read_sum, nb::arg("isa"), nb::arg("weight"), nb::arg("pool"));
+    m.def("run_peak", &run_peak, nb::arg("isa"), nb::arg("is_int8"), nb::arg("rounds"),
+          nb::arg("pool"));
     m.attr("PAGE_SIZE") = PAGE;
 
     nb::class_<Pool>(m, "Pool")

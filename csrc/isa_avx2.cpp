@@ -10,6 +10,7 @@
 #include "gemm.inl"
 #include "norm.inl"
 #include "pointwise.inl"
+#include "roof.inl"
 
 namespace headrace {
 
@@ -18,6 +19,7 @@ const Kernels* kernels_avx2() {
         "avx2",         avx2::linear,   avx2::quantize,      avx2::rms_norm,
         avx2::rope,     avx2::silu_mul, avx2::gelu_tanh_mul, avx2::softcap,
         avx2::kv_write, avx2::attend,   avx2::attend_merge,  avx2::exp_row,
+        avx2::read_sum, avx2::dot_peak, avx2::fma_peak,
     };
     return &table;
 }

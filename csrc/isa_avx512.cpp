@@ -10,6 +10,7 @@
 #include "gemm.inl"
 #include "norm.inl"
 #include "pointwise.inl"
+#include "roof.inl"
 
 namespace headrace {
 
@@ -18,6 +19,7 @@ const Kernels* kernels_avx512() {
         "avx512",         avx512::linear,   avx512::quantize,      avx512::rms_norm,
         avx512::rope,     avx512::silu_mul, avx512::gelu_tanh_mul, avx512::softcap,
         avx512::kv_write, avx512::attend,   avx512::attend_merge,  avx512::exp_row,
+        avx512::read_sum, avx512::dot_peak, avx512::fma_peak,
     };
     return &table;
 }

@@ -10,6 +10,7 @@
 #include "gemm.inl"
 #include "norm.inl"
 #include "pointwise.inl"
+#include "roof.inl"
 
 namespace headrace {
 
@@ -18,6 +19,7 @@ const Kernels* kernels_neon() {
         "neon",         neon::linear,   neon::quantize,      neon::rms_norm,
         neon::rope,     neon::silu_mul, neon::gelu_tanh_mul, neon::softcap,
         neon::kv_write, neon::attend,   neon::attend_merge,  neon::exp_row,
+        neon::read_sum, neon::dot_peak, neon::fma_peak,
     };
     return &table;
 }

@@ -10,6 +10,7 @@
 #include "gemm.inl"
 #include "norm.inl"
 #include "pointwise.inl"
+#include "roof.inl"
 
 namespace headrace {
 
@@ -18,6 +19,7 @@ const Kernels* kernels_scalar() {
         "scalar",         scalar::linear,   scalar::quantize,      scalar::rms_norm,
         scalar::rope,     scalar::silu_mul, scalar::gelu_tanh_mul, scalar::softcap,
         scalar::kv_write, scalar::attend,   scalar::attend_merge,  scalar::exp_row,
+        scalar::read_sum, scalar::dot_peak, scalar::fma_peak,
     };
     return &table;
 }

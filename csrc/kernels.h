@@ -76,6 +76,10 @@ struct Kernels {
     void (*attend)(const AttendArgs&);
     void (*attend_merge)(const AttendArgs&, int splits);
     void (*exp)(const float* x, int n, float* y);  // for tests
+    // The machine's roof, for benchmarks: roof.inl.
+    uint32_t (*read_sum)(const uint8_t* data, size_t bytes);  // bytes: a multiple of 64
+    double (*dot_peak)(int64_t rounds);
+    double (*fma_peak)(int64_t rounds);
 };
 
 // Null when the running CPU lacks the ISA or it was not compiled in.

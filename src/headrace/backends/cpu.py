@@ -53,6 +53,11 @@ class CpuWeight:
         """Whether activations stay float for it."""
         return self.native.is_float
 
+    @property
+    def num_bytes(self) -> int:
+        """Packed, as kernels read it."""
+        return self.native.num_bytes
+
 
 @dataclass(frozen=True)
 class CpuKVPool:
@@ -145,6 +150,16 @@ class CpuOps:
             )
 
         return run
+
+    # ---- the machine's roof, for benchmarks
+    def read_sum(self, weight: CpuWeight) -> int:
+        """Read a packed weight with all threads and do nothing else; the sum of its 32-bit words,
+        wrapped."""
+        return _native.run_read_sum(self.isa, weight.native, self._pool)
+
+    def peak(self, is_int8: bool, rounds: int) -> float:
+        """Multiply and add in registers with all threads; how many operations that were."""
+        return _native.run_peak(self.isa, is_int8, rounds, self._pool)
 
     # ---- compute: each op appends a node
     def _record(
