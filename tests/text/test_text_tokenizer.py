@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocabularies import (
     bpe_checkpoint,
+    bpe_json,
     changed,
     gguf,
     spm_checkpoint,
@@ -23,12 +25,13 @@ from headrace.errors import InvalidRequest, UnsupportedModel
 from headrace.formats.checkpoint import open_checkpoint
 from headrace.text.chat import encode_chat, load_chat_template
 from headrace.text.tokenizer import Tokenizer, load_tokenizer
-from headrace.types import Message
+from headrace.types import Checkpoint, Message
 
 BPE = load_tokenizer(bpe_checkpoint())
 SPM = load_tokenizer(spm_checkpoint())
 SPM_RUNS = load_tokenizer(spm_checkpoint(add_dummy_prefix=False))
 ALL = pytest.mark.parametrize("tokenizer", [BPE, SPM, SPM_RUNS], ids=["bpe", "spm", "spm_runs"])
+HF = Checkpoint("test", "hf", {"tokenizer_json": bpe_json()}, {})
 PLAIN = {"add_special": False, "parse_special": False}
 TEXTS = st.one_of(
     st.text(max_size=60),
@@ -37,6 +40,34 @@ TEXTS = st.one_of(
         "".join
     ),
 )
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [bpe_checkpoint(), spm_checkpoint(), HF], ids=["bpe", "spm", "hf"]
+)
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_other_threads_run_while_a_long_text_is_encoded(
+    checkpoint: Checkpoint, parse_special: bool
+) -> None:
+    tokenizer = load_tokenizer(checkpoint)
+    is_done = threading.Event()
+    gaps: list[float] = []
+
+    def watch() -> None:
+        before = time.monotonic()
+        while not is_done.wait(0.001):
+            now = time.monotonic()
+            gaps.append(now - before)
+            before = now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.monotonic()
+    tokenizer.encode("the wheel " * 60_000, add_special=False, parse_special=parse_special)
+    total = time.monotonic() - start
+    is_done.set()
+    watcher.join()
+    assert max(gaps) < total / 2, f"threads stood still for {max(gaps):.2f} of {total:.2f} s"
 
 
 def test_the_strings_are_200_different_ones() -> None:

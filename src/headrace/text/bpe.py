@@ -60,10 +60,10 @@ class BpeCodec:
         if self._missing and not self._missing.isdisjoint(text.encode("utf-8")):
             char = next(c for c in text if not self._missing.isdisjoint(c.encode("utf-8")))
             raise InvalidRequest(f"the model's vocabulary has no tokens to write {char!r} with")
-        parts = group_digits(text) if self._groups_digits else (text,)
-        return [
-            i for part in parts for i in self._merger.encode(part, add_special_tokens=False).ids
-        ]
+        parts = list(group_digits(text)) if self._groups_digits else [text]
+        # Not `encode`, which holds the interpreter lock: a long text would stop every stream.
+        encodings = self._merger.encode_batch_fast(parts, add_special_tokens=False)
+        return [i for encoding in encodings for i in encoding.ids]
 
     def token_bytes(self, token_id: int) -> bytes:
         piece = self._pieces[token_id]

@@ -39,6 +39,8 @@ class HuggingFaceCodec:
         self._control_ids = frozenset(control.values())
         self._splitter = Splitter(control)
         self._lock = threading.Lock()  # encode_special_tokens is state of the library's object
+        # Batches of one below: `encode` holds the interpreter lock, and a long text would stop
+        # every stream of a server.
 
     def encode(self, text: str, *, parse_special: bool, sentinel: str = "") -> list[int]:
         if not sentinel or sentinel not in text:
@@ -54,14 +56,14 @@ class HuggingFaceCodec:
     def _parse(self, text: str) -> list[int]:
         with self._lock:
             self._inner.encode_special_tokens = False
-            return list(self._inner.encode(text, add_special_tokens=False).ids)
+            return list(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def _encode_plain(self, text: str) -> list[int]:
         """Ids without control tokens. Where a word equals one, it is cut after its first
         character, so that it is spelt out instead."""
         with self._lock:
             self._inner.encode_special_tokens = True
-            encoding = self._inner.encode(text, add_special_tokens=False)
+            encoding = self._inner.encode_batch([text], add_special_tokens=False)[0]
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id in self._control_ids and end - start > 1:
                 cut = start + 1
