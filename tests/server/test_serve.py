@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from fake_engine import WAIT_S
+from fake_engine import WAIT_S, endless
+from serving import base_url, serving
 
 from headrace.config import ServerConfig
 from headrace.errors import InvalidRequest, UnsupportedModel
@@ -60,6 +63,51 @@ def test_sigterm_lets_open_answers_finish() -> None:
         assert sum('"text":"' in line for line in rest) >= 4
         assert process.stdout.readline() == "closed 0\n"
         assert process.wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_second_signal_ends_open_answers_with_an_error(is_stream: bool) -> None:
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", PROGRAM, here]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        body = {"model": "bytes", "prompt": "x", "stream": is_stream}
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=WAIT_S)
+            while 'running{model="bytes"} 1' not in httpx.get(f"{url}/metrics").text:
+                assert not answer.done()
+            process.send_signal(signal.SIGTERM)
+            while _is_listening(url):
+                assert not answer.done()
+            process.send_signal(signal.SIGTERM)
+            text = answer.result(WAIT_S).text
+        assert json.loads(text.split("data: ")[-1])["error"]["code"] == "engine_failure"
+        assert process.wait(WAIT_S) == 0
+        assert process.stderr.read() == ""
+
+
+def _is_listening(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/live", timeout=WAIT_S)
+    except httpx.TransportError:
+        return False
+    return True
+
+
+def test_answers_that_outlast_the_patience_end_with_an_error(make_service: MakeService) -> None:
+    services = {"bytes": make_service(script=endless, gate=threading.Semaphore(1))}
+    config = ServerConfig(shutdown_timeout_s=0.05)
+    body = {"model": "bytes", "prompt": "x", "stream": True}
+    with httpx.Client(timeout=WAIT_S) as client, ThreadPoolExecutor(1) as pool:
+        with serving(services, config) as address:
+            request = client.build_request("POST", f"{base_url(address)}/completions", json=body)
+            response = client.send(request, stream=True)
+            answer = pool.submit(response.read)
+        text = answer.result(WAIT_S).decode()
+    assert json.loads(text.split("data: ")[-1])["error"]["code"] == "engine_failure"
 
 
 def test_it_listens_before_the_model_is_loaded(make_service: MakeService) -> None:

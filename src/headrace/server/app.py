@@ -32,6 +32,7 @@ from headrace.server import openai, stream
 from headrace.server.body import decode_json
 from headrace.server.metrics import Metrics
 from headrace.server.models import ModelTable, Prober
+from headrace.server.shutdown import LAST_WORDS_S, Server
 from headrace.service import AsyncStream, Service
 from headrace.types import Request as EngineRequest
 
@@ -43,13 +44,9 @@ _CLIENT_GONE = 499
 
 def create_app(services: Mapping[str, Service] | ModelTable, config: ServerConfig) -> FastAPI:
     """The application over loaded services, or over a table that is still being filled."""
-    if not isinstance(services, ModelTable):
-        table = ModelTable(services, Metrics())
-        for name, service in services.items():
-            table.put(name, service)
-        services = table
+    table = _table(services)
     app = FastAPI(title="headrace", docs_url=None, redoc_url=None, openapi_url=None)
-    front = _Front(services, config)
+    front = _Front(table, config)
     routes: tuple[tuple[str, str, Callable[..., object]], ...] = (
         ("POST", "/v1/chat/completions", front.chat),
         ("POST", "/v1/completions", front.completions),
@@ -66,8 +63,17 @@ def create_app(services: Mapping[str, Service] | ModelTable, config: ServerConfi
     app.add_exception_handler(HTTPException, front.refuse_route)
     app.add_exception_handler(ClientDisconnect, front.gone)
     app.add_exception_handler(Exception, front.fail)
-    app.add_middleware(_CountResponses, metrics=services.metrics)
+    app.add_middleware(_CountResponses, metrics=table.metrics)
     return app
+
+
+def _table(services: Mapping[str, Service] | ModelTable) -> ModelTable:
+    if isinstance(services, ModelTable):
+        return services
+    table = ModelTable(services, Metrics())
+    for name, service in services.items():
+        table.put(name, service)
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +326,8 @@ def serve_loading(
 ) -> None:
     """Listen at once and load in the background; /ready turns 200 when all models can answer.
 
-    On SIGTERM or Ctrl-C open answers may finish for `shutdown_timeout_s`. **Raises** what a loader
-    raises; `InvalidRequest` when the address cannot be had.
+    On SIGTERM or Ctrl-C open answers may finish for `shutdown_timeout_s`, or until the second
+    signal. **Raises** what a loader raises; `InvalidRequest` when the address cannot be had.
     """
     table = ModelTable(loaders, Metrics())
     with _listen(config) as sock:
@@ -366,19 +372,19 @@ def make_server(
     services: Mapping[str, Service] | ModelTable, config: ServerConfig
 ) -> uvicorn.Server:
     """A uvicorn server that has not been started; logs go to stderr."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            create_app(services, config),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            limit_concurrency=config.max_connections,
-            timeout_graceful_shutdown=int(config.shutdown_timeout_s),
-        )
+    table = _table(services)
+    settings = uvicorn.Config(
+        create_app(table, config),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        limit_concurrency=config.max_connections,
+        timeout_graceful_shutdown=int(config.shutdown_timeout_s) + LAST_WORDS_S,
     )
+    return Server(settings, table, config.shutdown_timeout_s)
 
 
 def _listen(config: ServerConfig) -> socket.socket:
