@@ -78,6 +78,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
         "engine/loop.py",
         "text/sandbox.py",
         "text/huggingface.py",
+        "bench/timing.py",
     ),
     "random": (),
     "secrets": ("service.py", "engine/loop.py", "server/app.py"),

@@ -19,8 +19,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import timing
-
+from headrace.bench import timing
+from headrace.bench.measuring import spread
 from headrace.service import Service
 
 NUM_REQUESTS = 64
@@ -99,8 +99,8 @@ def report(found: dict[str, list[float]], num_output: int) -> None:
         for name, times in found.items()
     }
     for name, times in found.items():
-        rate = timing.spread([num_output / t for t in times])
-        print(f"{name:22} {rate} output tokens/s, {timing.spread(gains[name])} x {PADDED}")
+        rate = spread([num_output / t for t in times])
+        print(f"{name:22} {rate} output tokens/s, {spread(gains[name])} x {PADDED}")
     print(f"at least 2x: {'yes' if statistics.median(gains[CONTINUOUS]) >= 2 else 'NO'}")
 
 

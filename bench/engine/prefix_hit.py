@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import statistics
 
-import timing
+from headrace.bench import timing
+from headrace.bench.measuring import spread
 
 SHARED = 1000
 OWN = 16
@@ -36,10 +37,10 @@ def main() -> None:
             assert (trace.cached_tokens > 0) == (kind == "hit"), (kind, trace.cached_tokens)
             times.append(trace.ttft_s)
     service.close()
-    print(f"cold TTFT ms: {timing.spread([1e3 * t for t in cold])}")
-    print(f"hit  TTFT ms: {timing.spread([1e3 * t for t in hit])}, {trace.cached_tokens} cached")
+    print(f"cold TTFT ms: {spread([1e3 * t for t in cold])}")
+    print(f"hit  TTFT ms: {spread([1e3 * t for t in hit])}, {trace.cached_tokens} cached")
     ratios = [c / h for c, h in zip(cold, hit, strict=True)]
-    print(f"ratio: {timing.spread(ratios)} over {len(ratios)} pairs")
+    print(f"ratio: {spread(ratios)} over {len(ratios)} pairs")
     print(f"at least 10x: {'yes' if statistics.median(ratios) >= 10 else 'NO'}")
 
 

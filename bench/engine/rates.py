@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 
-import timing
+from headrace.bench import timing
 
 
 def main() -> None:

