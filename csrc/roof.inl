@@ -38,9 +38,12 @@ static uint32_t read_sum(const uint8_t* data, size_t bytes) {
     ni sum[4] = {i_zero(), i_zero(), i_zero(), i_zero()};
     size_t i = 0;
     for (; i + 4 * LANES <= words; i += 4 * LANES) {
-        if (i % 16 == 0) __builtin_prefetch(p + i + PREFETCH / 4);
+        if (i % 64 == 0) {  // four lines
+            HR_UNROLL for (int l = 0; l < 4; l++)
+                __builtin_prefetch(data + 4 * i + PREFETCH + 64 * static_cast<size_t>(l));
+        }
         HR_UNROLL for (int c = 0; c < 4; c++) sum[c] =
-            add_wrapped(sum[c], f_bits(n_load(p + i + c * LANES)));
+            add_wrapped(sum[c], f_bits(n_load(p + i + static_cast<size_t>(c * LANES))));
     }
     for (; i < words; i += LANES) sum[0] = add_wrapped(sum[0], f_bits(n_load(p + i)));
     uint32_t lanes[LANES], all = 0;

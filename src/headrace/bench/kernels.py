@@ -4,11 +4,13 @@ A linear is a chain x -> [N, K] -> [K, N] -> ... over so many matrices that the 
 eighth, so weights come from memory at any number of tokens; quantising each input is included.
 Attention goes over as many layers. Row-wise ops are the difference between a program with many of
 them and one with few. Bytes are those of the packed weights, or of keys and values; an operation is
-a multiplication or an addition.
+a multiplication or an addition. The share of the roof is the median of pairs: each sample and the
+roof just before it.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -29,20 +31,21 @@ from headrace.backends.ops import (
 from headrace.bench.filling import fill_pool, random_table, sequence_step
 from headrace.bench.machine import (
     Machine,
+    Probe,
     Roof,
     RoofSettings,
     describe_machine,
     last_cache_bytes,
     machine_tables,
-    measure_roof,
 )
 from headrace.bench.measuring import (
     Progress,
     Spread,
     Table,
+    calls_in,
     paired_seconds,
     per_second,
-    seconds_of,
+    sample,
     spread,
 )
 from headrace.errors import InvalidRequest
@@ -148,13 +151,13 @@ def bench_kernels(settings: KernelSettings, progress: Progress) -> KernelReport:
     settings.check()
     machine = describe_machine()
     progress("roof")
-    roof = measure_roof(settings.num_threads, settings.isa, settings.roof)
-    bench = _Bench(CpuOps(settings.num_threads, settings.isa), settings, roof)
+    ops = CpuOps(settings.num_threads, settings.isa)
+    bench = _Bench(ops, settings, Probe(ops, settings.roof))
     results: list[KernelResult] = []
     for name, measure in _parts(bench):
         progress(name)
         results += measure()
-    return KernelReport(machine, roof, settings, tuple(results))
+    return KernelReport(machine, bench.probe.roof(), settings, tuple(results))
 
 
 def _parts(bench: _Bench) -> Iterator[tuple[str, Callable[[], list[KernelResult]]]]:
@@ -170,17 +173,27 @@ def _parts(bench: _Bench) -> Iterator[tuple[str, Callable[[], list[KernelResult]
 class _Bench:
     ops: CpuOps
     settings: KernelSettings
-    roof: Roof
+    probe: Probe
 
     @property
     def stream_bytes(self) -> int:
         """More than any cache holds."""
         return self.settings.stream_bytes or TIMES_CACHE * last_cache_bytes()
 
-    def seconds(self, forward: Forward, kv: CpuKVPool, case: AttentionCase) -> list[float]:
-        """Seconds per run of a forward."""
-        run = self.compiled(forward, kv, case)
-        return seconds_of(run, self.settings.repeat, self.settings.sample_s)
+    def measure(self, work: _Work, run: Callable[[], object], num_ops: int) -> KernelResult:
+        """Of one of the `num_ops` ops that a call of `run` does."""
+        run()
+        count = calls_in(run, self.settings.sample_s)
+        seconds, reading, computing = [], [], []
+        for _ in range(self.settings.repeat):
+            read_gb_s = self.probe.read_gb_s()
+            peak_gop_s = self.probe.peak_gop_s(work.is_int8)
+            seconds.append(sample(run, count) / num_ops)
+            reading.append(work.num_bytes / 1e9 / seconds[-1] / read_gb_s)
+            computing.append(work.num_ops / 1e9 / seconds[-1] / peak_gop_s)
+        read, compute = statistics.median(reading), statistics.median(computing)
+        bound = "read" if read >= compute else "int8" if work.is_int8 else "fp32"
+        return _result(work, seconds, bound, max(read, compute))
 
     def compiled(
         self, forward: Forward, kv: CpuKVPool, case: AttentionCase
@@ -223,14 +236,12 @@ def _linears(bench: _Bench, kind: str) -> list[KernelResult]:
     kv = bench.no_kv()
     results = []
     for tokens in settings.tokens:
-        seconds = bench.seconds(forward, kv, AttentionCase(1, tokens, 0))
-        each = [s / len(weights) for s in seconds]
+        run = bench.compiled(forward, kv, AttentionCase(1, tokens, 0))
         shape = f"{settings.rows} x {settings.columns}, {tokens} tok"
         num_bytes = sum(weight.num_bytes for weight in weights) / len(weights)
         num_ops = 2.0 * tokens * settings.rows * settings.columns
-        compute = "fp32" if weights[0].is_float else "int8"
-        work = _Work("linear", kind, shape, num_bytes, num_ops, compute)
-        results.append(_result(bench, work, each))
+        work = _Work("linear", kind, shape, num_bytes, num_ops, not weights[0].is_float)
+        results.append(bench.measure(work, run, len(weights)))
     return results
 
 
@@ -288,13 +299,12 @@ def _attention(bench: _Bench, case: AttentionCase) -> KernelResult:
     q_size = settings.num_heads * settings.head_dim
     kv_size = settings.num_kv_heads * settings.head_dim
     forward = _Attend(random_table(ops, total, q_size), random_table(ops, total, kv_size, 1), kv)
-    each = [s / layers for s in bench.seconds(forward, kv, case)]
     keys = case.num_seqs * (case.depth + case.num_tokens)
     pairs = case.num_seqs * case.num_tokens * (case.depth + (case.num_tokens + 1) / 2)
     shape = f"{settings.num_heads}/{settings.num_kv_heads} heads of {settings.head_dim}, "
     shape += f"{case.num_seqs} seq x {case.num_tokens} tok at {case.depth}"
-    work = _Work("attention", "f16 KV", shape, 4.0 * keys * kv_size, 4.0 * pairs * q_size, "fp32")
-    return _result(bench, work, each)
+    work = _Work("attention", "f16 KV", shape, 4.0 * keys * kv_size, 4.0 * pairs * q_size, False)
+    return bench.measure(work, bench.compiled(forward, kv, case), layers)
 
 
 # ---- row-wise ops
@@ -333,14 +343,16 @@ def _row_ops(bench: _Bench) -> list[KernelResult]:
     shape = f"{ROW_TOKENS} tok x {bench.settings.columns}"
     elements = float(ROW_TOKENS * bench.settings.columns)
     return [
-        _result(bench, _Work("rms_norm", "f32", shape, 8 * elements, 4 * elements, ""), norms),
-        _result(bench, _Work("quantise", "int8", shape, 5 * elements, 4 * elements, ""), quantized),
+        _result(_Work("rms_norm", "f32", shape, 8 * elements, 4 * elements, False), norms),
+        _result(_Work("quantise", "int8", shape, 5 * elements, 4 * elements, False), quantized),
     ]
 
 
 def _differences(samples: list[tuple[float, float]], count: int) -> list[float]:
-    """Of one op of `count`; never below a nanosecond, for rates."""
-    return [max((many - few) / count, 1e-9) for few, many in samples]
+    """Of one op of `count`. A disturbed sample may even be negative and is dropped; should all be,
+    a nanosecond stands for what could not be measured."""
+    each = [(many - few) / count for few, many in samples]
+    return [s for s in each if s > 1e-9] or [1e-9]
 
 
 def _norm_program(bench: _Bench, num_norms: int, is_quantizing: bool) -> Callable[[], object]:
@@ -362,28 +374,23 @@ def _norm_program(bench: _Bench, num_norms: int, is_quantizing: bool) -> Callabl
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What one op moves and computes; `compute` names the roof of its arithmetic."""
+    """What one op moves and computes."""
 
     op: str
     kind: str
     shape: str
     num_bytes: float
     num_ops: float
-    compute: str
+    is_int8: bool
 
 
-def _result(bench: _Bench, work: _Work, seconds: list[float]) -> KernelResult:
+def _result(
+    work: _Work, seconds: list[float], bound: str = "", fraction: float | None = None
+) -> KernelResult:
     gb_s = per_second(work.num_bytes / 1e9, seconds)
     gop_s = per_second(work.num_ops / 1e9, seconds)
-    bound, fraction = "", None
-    if work.compute:
-        peak = bench.roof.int8_gop_s if work.compute == "int8" else bench.roof.fp32_gop_s
-        reading, computing = gb_s.median / bench.roof.read_gb_s, gop_s.median / peak
-        bound = "read" if reading >= computing else work.compute
-        fraction = max(reading, computing)
-    return KernelResult(
-        work.op, work.kind, work.shape, spread(seconds), gb_s, gop_s, bound, fraction
-    )
+    each = spread(seconds)
+    return KernelResult(work.op, work.kind, work.shape, each, gb_s, gop_s, bound, fraction)
 
 
 def _row(result: KernelResult) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
-"""What the machine is, and its roof: the fastest it can read memory, and multiply.
+"""What the machine is, and its roof: how fast it can read memory, and multiply.
 
 Generation cannot beat these: a token at batch 1 reads every weight once, a long prompt is all int8
 multiplications. The loops are native (csrc/roof.inl), run by the backend's own threads over memory
-laid out as weights are, and the roof is the best of several runs: what was disturbed is no roof.
+laid out as weights are. On shared machines the roof moves by the second (memory bandwidth is also
+the neighbours'), so it is sampled beside what is compared with it, all through a run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 
 from headrace import __version__
 from headrace.backends.cpu import CpuOps, CpuWeight
-from headrace.bench.measuring import Table, calls_in, sample
+from headrace.bench.measuring import Spread, Table, calls_in, sample, spread
+from headrace.observe import monotonic_s
 from headrace.types import StoredTensor
 
 CACHE_IF_UNKNOWN = 32 << 20
@@ -43,22 +45,27 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """The best of several runs. An operation is a multiplication or an addition."""
+    """Over all samples of a run. An operation is a multiplication or an addition."""
 
     num_threads: int
     isa: str
-    read_gb_s: float
-    int8_gop_s: float
-    fp32_gop_s: float
+    read_gb_s: Spread
+    int8_gop_s: Spread
+    fp32_gop_s: Spread
 
 
 @dataclass(frozen=True, slots=True)
 class RoofSettings:
-    """How hard to look for the roof."""
+    """`read_bytes`: much more than the caches hold. `sample_s`: of multiplying."""
 
-    read_bytes: int = LEAST_READ_BYTES
-    repeat: int = 7
-    sample_s: float = 0.02
+    read_bytes: int
+    sample_s: float = 0.01
+    repeat: int = 5
+
+
+def roof_settings() -> RoofSettings:
+    """For this machine."""
+    return RoofSettings(max(LEAST_READ_BYTES, 8 * last_cache_bytes()))
 
 
 def describe_machine(root: Path = Path("/")) -> Machine:
@@ -109,18 +116,39 @@ def _cpu_name(root: Path) -> str:
 # ---- roof
 
 
-def measure_roof(num_threads: int, isa: str = "", settings: RoofSettings | None = None) -> Roof:
-    """**Raises** `InvalidRequest` for threads or an ISA that there is not."""
-    settings = settings or RoofSettings(max(LEAST_READ_BYTES, 4 * last_cache_bytes()))
-    ops = CpuOps(num_threads, isa)
-    weight = _memory(ops, settings.read_bytes)
-    return Roof(
-        num_threads=ops.num_threads,
-        isa=ops.isa,
-        read_gb_s=weight.num_bytes / 1e9 / _read_s(ops, weight, settings),
-        int8_gop_s=_peak(ops, True, settings),
-        fp32_gop_s=_peak(ops, False, settings),
-    )
+class Probe:
+    """Takes samples of the roof, and keeps them."""
+
+    def __init__(self, ops: CpuOps, settings: RoofSettings | None = None) -> None:
+        settings = settings or roof_settings()
+        self._ops = ops
+        self._memory = _memory(ops, settings.read_bytes)
+        self._rounds = {is_int8: _rounds(ops, is_int8, settings) for is_int8 in (True, False)}
+        self._read: list[float] = []
+        self._peaks: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(settings.repeat):
+            self.read_gb_s()
+            self.peak_gop_s(is_int8=True)
+            self.peak_gop_s(is_int8=False)
+
+    def read_gb_s(self) -> float:
+        """One sample, some 10 ms."""
+        seconds = sample(lambda: self._ops.read_sum(self._memory), 1)
+        self._read.append(self._memory.num_bytes / 1e9 / seconds)
+        return self._read[-1]
+
+    def peak_gop_s(self, is_int8: bool) -> float:
+        """One sample of int8 or float32 operations."""
+        begin_s = monotonic_s()
+        num_ops = self._ops.peak(is_int8, self._rounds[is_int8])
+        self._peaks[is_int8].append(num_ops / 1e9 / (monotonic_s() - begin_s))
+        return self._peaks[is_int8][-1]
+
+    def roof(self) -> Roof:
+        """All samples so far."""
+        ops = self._ops
+        int8, fp32 = spread(self._peaks[True]), spread(self._peaks[False])
+        return Roof(ops.num_threads, ops.isa, spread(self._read), int8, fp32)
 
 
 def _memory(ops: CpuOps, num_bytes: int) -> CpuWeight:
@@ -131,16 +159,10 @@ def _memory(ops: CpuOps, num_bytes: int) -> CpuWeight:
     return ops.weight_rows((block,) * max(1, num_bytes // data.nbytes))
 
 
-def _read_s(ops: CpuOps, weight: CpuWeight, settings: RoofSettings) -> float:
-    return min(sample(lambda: ops.read_sum(weight), 1) for _ in range(settings.repeat))
-
-
-def _peak(ops: CpuOps, is_int8: bool, settings: RoofSettings) -> float:
-    few = 10_000  # rounds of about 10 ns; one call warms up and tells how many fill a sample
-    rounds = few * calls_in(lambda: ops.peak(is_int8, few), settings.sample_s)
-    num_ops = ops.peak(is_int8, rounds)
-    best_s = min(sample(lambda: ops.peak(is_int8, rounds), 1) for _ in range(settings.repeat))
-    return num_ops / 1e9 / best_s
+def _rounds(ops: CpuOps, is_int8: bool, settings: RoofSettings) -> int:
+    few = 10_000  # of about 10 ns
+    ops.peak(is_int8, few)
+    return few * calls_in(lambda: ops.peak(is_int8, few), settings.sample_s)
 
 
 def machine_tables(machine: Machine, roofs: tuple[Roof, ...]) -> tuple[Table, ...]:
@@ -158,9 +180,9 @@ def machine_tables(machine: Machine, roofs: tuple[Roof, ...]) -> tuple[Table, ..
         (
             str(roof.num_threads),
             roof.isa,
-            f"{roof.read_gb_s:.1f}",
-            f"{roof.int8_gop_s:.0f}",
-            f"{roof.fp32_gop_s:.0f}",
+            str(roof.read_gb_s),
+            str(roof.int8_gop_s),
+            str(roof.fp32_gop_s),
         )
         for roof in roofs
     )

@@ -47,17 +47,11 @@ def per_second(amount: float, seconds: Sequence[float]) -> Spread:
     return spread([amount / s for s in seconds])
 
 
-def seconds_of(run: Callable[[], object], repeat: int, sample_s: float) -> list[float]:
-    """Seconds per call in `repeat` samples of about `sample_s`; two more calls warm up."""
-    run()
-    count = calls_in(run, sample_s)
-    return [sample(run, count) for _ in range(repeat)]
-
-
 def paired_seconds(
     runs: Sequence[Callable[[], object]], repeat: int, sample_s: float
 ) -> list[tuple[float, ...]]:
-    """As `seconds_of` for several things in turn, so that a sample of each is from one time."""
+    """Seconds per call of several things, `repeat` times in turn, in samples of about `sample_s`:
+    each tuple is from one time."""
     for run in runs:
         run()
     counts = [calls_in(run, sample_s) for run in runs]

@@ -33,11 +33,11 @@ from headrace.bench.filling import compile_filler, fill_pool, sequence_step
 from headrace.bench.loading import Opened, open_engine
 from headrace.bench.machine import (
     Machine,
+    Probe,
     Roof,
     RoofSettings,
     describe_machine,
     machine_tables,
-    measure_roof,
 )
 from headrace.bench.measuring import Progress, Spread, Table, paired_seconds, spread
 from headrace.config import EngineConfig
@@ -92,8 +92,8 @@ class Prefill:
 @dataclass(frozen=True, slots=True)
 class Decode:
     """`skipped` says why a cell has no figures. `read_gb_s` counts packed weights and the KV read;
-    `of_roof` is its share of the read roof. `outside`: share of a step's time not in native
-    code."""
+    `of_roof` is its share of the read roof just before and after. `outside`: the share of a step
+    that is not in native code."""
 
     batch: int
     depth: int
@@ -170,17 +170,19 @@ def bench_offline(
     progress("starting fresh processes")
     started = _startup(path, settings)
     progress("roof")
-    roofs = _roofs(settings)
+    one_thread = Probe(CpuOps(1), settings.roof).roof()
+    probe = Probe(CpuOps(settings.num_threads), settings.roof)
     plan = plan_cells(spec, settings, int(MEMORY_FRACTION * available_memory()))
     opened = open_engine(path, _config(settings, plan), CountingOps)
     try:
         prompts = timing.Prompts(spec.vocab_size, 1)
-        bench = _Bench(opened, model_bytes(opened), settings, roofs[-1], prompts, progress)
+        bench = _Bench(opened, model_bytes(opened), settings, probe, prompts, progress)
         prefill = bench.prefill()
         decode = tuple(cell if cell.skipped else bench.decode(cell) for cell in plan.cells)
     finally:
         opened.engine.close()
     verify = tuple(v for depth in settings.depths for v in bench.verify(depth))
+    roofs = (one_thread, probe.roof())
     return OfflineReport(
         machine, roofs, name, settings, bench.bytes, prefill, decode, verify, started
     )
@@ -226,12 +228,6 @@ def _config(settings: OfflineSettings, plan: Cells) -> EngineConfig:
         kv_cache_bytes=plan.num_pages * plan.page_bytes,
         prefix_cache=False,
     )
-
-
-def _roofs(settings: OfflineSettings) -> tuple[Roof, ...]:
-    threads = CpuOps(settings.num_threads).num_threads
-    counts = (1, threads) if threads > 1 else (1,)
-    return tuple(measure_roof(count, settings=settings.roof) for count in counts)
 
 
 # ---- a backend that counts
@@ -296,7 +292,7 @@ class _Bench:
     opened: Opened
     bytes: ModelBytes
     settings: OfflineSettings
-    roof: Roof
+    probe: Probe
     prompts: timing.Prompts
     progress: Progress
 
@@ -324,19 +320,25 @@ class _Bench:
     def decode(self, cell: Decode) -> Decode:
         """One answer per stream, from filled pages on."""
         self.progress(f"decode, {cell.batch} streams at depth {cell.depth}")
+        roof = [self.probe.read_gb_s() for _ in range(self.settings.repeat)]
         self.ops.is_filling = True
         try:
             traces = self.run(cell.batch, max(cell.depth, 1), self.settings.generate)
         finally:
             self.ops.is_filling = False
-        rates = timing.window_rates(traces, self.settings.repeat)
-        found = replace(cell, tokens_s=spread(rates), outside=self._outside(traces))
-        steps_s = found.tokens_s.median / cell.batch if found.tokens_s else 0.0
+        roof += [self.probe.read_gb_s() for _ in range(self.settings.repeat)]
+        rates = spread(timing.window_rates(traces, self.settings.repeat))
         context = max(cell.depth, 1) + self.settings.generate / 2
         # A window that hides part of the context makes this an upper bound.
         read = self.bytes.packed + cell.batch * context * self.bytes.kv_per_token
-        gb_s = steps_s * read / 1e9
-        return replace(found, read_gb_s=gb_s, of_roof=gb_s / self.roof.read_gb_s)
+        gb_s = rates.median / cell.batch * read / 1e9
+        return replace(
+            cell,
+            tokens_s=rates,
+            read_gb_s=gb_s,
+            of_roof=gb_s / statistics.median(roof),
+            outside=self._outside(traces),
+        )
 
     def _outside(self, traces: list[timing.Trace]) -> float:
         """By the median step, not the sum: what disturbs a few steps is nobody's cost."""
@@ -398,7 +400,7 @@ def _startup(path: Path, settings: OfflineSettings) -> Startup | None:
 
 
 def _model_table(report: OfflineReport) -> Table:
-    found, read = report.bytes, report.roofs[-1].read_gb_s * 1e9
+    found, read = report.bytes, report.roofs[-1].read_gb_s.median * 1e9
     rows = (
         ("model", report.model),
         ("file", f"{found.file / 1e6:.1f} MB"),
