@@ -79,11 +79,34 @@ class TemplateConfig:
 
 def store_config(environ: Mapping[str, str] = os.environ) -> StoreConfig:
     """HEADRACE_HOME (default: `headrace` in the user's cache folder), HEADRACE_OFFLINE,
-    HF_HUB_OFFLINE."""
-    cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    root = Path(environ.get("HEADRACE_HOME") or Path(cache) / "headrace")
+    HF_HUB_OFFLINE.
+
+    **Raises** `InvalidRequest`.
+    """
     offline = any(_flag(environ, name) for name in ("HEADRACE_OFFLINE", "HF_HUB_OFFLINE"))
-    return StoreConfig(root=root, is_offline=offline)
+    return StoreConfig(root=_store_root(environ), is_offline=offline)
+
+
+def _store_root(environ: Mapping[str, str]) -> Path:
+    given = environ.get("HEADRACE_HOME")
+    if given:
+        if not Path(given).is_absolute():  # "~" too, which is the shell's to expand
+            raise InvalidRequest(
+                f"HEADRACE_HOME={given!r} would be another folder for each place a command runs "
+                "in; give a whole path that starts with /",
+                param="HEADRACE_HOME",
+            )
+        return Path(given)
+    cache = environ.get("XDG_CACHE_HOME", "")
+    if Path(cache).is_absolute():  # the XDG specification: a relative one is to be ignored
+        return Path(cache) / "headrace"
+    try:
+        return Path.home() / ".cache" / "headrace"
+    except RuntimeError:
+        raise InvalidRequest(
+            "this user has no home folder to keep models in; set HEADRACE_HOME to a folder",
+            param="HEADRACE_HOME",
+        ) from None
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

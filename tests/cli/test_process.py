@@ -75,6 +75,43 @@ def test_a_lost_reader_ends_it_quietly(tmp_path: Path) -> None:
         assert process.wait(WAIT_S) == 141
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-", "<&- >&-"])
+def test_an_answer_that_cannot_be_written_is_one_line(tmp_path: Path, redirection: str) -> None:
+    command = _command(tmp_path, "fixed", "Why?")
+    shell = ["sh", "-c", f'"$@" {redirection}', "sh", *command]
+    with _started(shell) as process:
+        out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, out) == (1, b"")
+    assert err.startswith(b"error: standard output: ")
+    assert err.count(b"\n") == 1
+
+
+def test_closed_input_and_errors_do_not_matter(tmp_path: Path) -> None:
+    command = _command(tmp_path, "fixed", "Why?")
+    with _started(["sh", "-c", '"$@" <&- 2>&-', "sh", *command]) as process:
+        out, _ = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, out) == (0, b"one two\n")
+
+
+def test_closed_input_without_a_prompt_is_an_empty_prompt(tmp_path: Path) -> None:
+    with _started(["sh", "-c", '"$@" <&-', "sh", *_command(tmp_path, "fixed")]) as process:
+        out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, out) == (1, b"")
+    assert b"the prompt is empty" in err
+
+
+@pytest.mark.parametrize("command", [["ls"], ["rm", "tiny"], ["pull", "pypi:tiny==1.0"]])
+def test_a_store_that_cannot_be_made_is_one_line(tmp_path: Path, command: list[str]) -> None:
+    settings = {"HEADRACE_HOME": str(tmp_path / ("x" * 300)), "HEADRACE_OFFLINE": "0"}
+    started = [sys.executable, "-m", "headrace.cli", *command]
+    with _started(started, environment=settings) as process:
+        out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, out) == (1, b"")
+    assert err.startswith(b"error: ")
+    assert err.count(b"\n") == 1
+
+
 def test_an_open_pipe_that_brings_nothing_does_not_hang_a_prompt(tmp_path: Path) -> None:
     command = _command(tmp_path, "fixed", "Why?")
     with _started(command, stdin=subprocess.PIPE) as process:

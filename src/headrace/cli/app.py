@@ -63,6 +63,7 @@ _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only."
 
 def run_app(args: Sequence[str], tools: Tools | None = None) -> int:
     """Runs one command line; the exit code. `tools` replaces the outside world in tests."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 shows \uXXXX instead
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -131,7 +132,32 @@ def _exit_code(command: Command, values: dict[str, Any]) -> int:
     except BrokenPipeError:
         _forget_stdout()
         return READER_GONE
+    except OSError as error:  # a full disk, a folder that may not be written, a closed stream
+        where = "standard output" if _cannot_write() else error.filename
+        Terminal().error(": ".join(str(part) for part in (where, error.strerror or error) if part))
+        return 1
     return code
+
+
+def _open_closed_streams() -> None:
+    """A process may be started with closed standard streams, and the next file it opened would
+    take their place: input is then empty, and writing an answer fails."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
+
+
+def _cannot_write() -> bool:
+    """Whether standard output takes nothing any more; then what is left is forgotten."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _forget_stdout()
+        return True
+    return False
 
 
 def _forget_stdout() -> None:
