@@ -133,8 +133,9 @@ def _exit_code(command: Command, values: dict[str, Any]) -> int:
         _forget_stdout()
         return READER_GONE
     except OSError as error:  # a full disk, a folder that may not be written, a closed stream
-        where = "standard output" if _cannot_write() else error.filename
-        Terminal().error(": ".join(str(part) for part in (where, error.strerror or error) if part))
+        _forget_unwritten()
+        parts = error.filename, error.strerror or error
+        Terminal().error(": ".join(str(part) for part in parts if part))
         return 1
     return code
 
@@ -150,14 +151,11 @@ def _open_closed_streams() -> None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
 
 
-def _cannot_write() -> bool:
-    """Whether standard output takes nothing any more; then what is left is forgotten."""
+def _forget_unwritten() -> None:
     try:
         sys.stdout.flush()
     except OSError:
         _forget_stdout()
-        return True
-    return False
 
 
 def _forget_stdout() -> None:

@@ -126,6 +126,14 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def say(text: str) -> None:
-    """To standard output, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """To standard output, at once.
+
+    **Raises** `BrokenPipeError` when nobody reads, `OSError` naming standard output otherwise.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
