@@ -167,6 +167,12 @@ def bench_offline(
     settings.check()
     machine = describe_machine()
     spec = read_spec(open_checkpoint(path))
+    needed = settings.prompt + settings.generate
+    if needed > spec.context_length:
+        raise InvalidRequest(
+            f"prompt and generate make {needed} tokens; the context holds {spec.context_length}",
+            param="prompt",
+        )
     progress("starting fresh processes")
     started = _startup(path, settings)
     progress("roof")
