@@ -1,9 +1,10 @@
 """Speed of the engine with a model: prefill, decode by batch and depth, verifying, starting.
 
-The engine's own scheduler, runner and greedy sampling; no text, no HTTP, no prefix cache; random
-prompts, answers of exact length. *Depth* is the context that is there when decoding begins: its
-pages are really written, but by a program that fills them at memory speed (filling.py), since
-attention takes as long whatever it reads. The samples of a decode figure are consecutive windows of
+The engine's own scheduler, runner and greedy sampling; no text, no HTTP; random prompts, never the
+same twice, answers of exact length. *Depth* is the context that is there when decoding begins. Its
+pages are really written, each stream's own, but by a program that fills them at memory speed
+(filling.py), since attention takes as long whatever it reads; the streams then find them in the
+prefix cache, so that all begin together. The samples of a decode figure are consecutive windows of
 one answer. `verify` runs the model's forward with k tokens of one sequence at a time and all their
 logits, over its time with one: what checking k - 1 drafted tokens costs.
 """
@@ -232,7 +233,6 @@ def _config(settings: OfflineSettings, plan: Cells) -> EngineConfig:
         num_threads=settings.num_threads,
         max_running=max(settings.batches, default=1),
         kv_cache_bytes=plan.num_pages * plan.page_bytes,
-        prefix_cache=False,
     )
 
 
@@ -307,19 +307,27 @@ class _Bench:
         assert isinstance(self.opened.ops, CountingOps)
         return self.opened.ops
 
-    def run(self, num_streams: int, num_prompt: int, num_output: int) -> list[timing.Trace]:
-        """Requests of one shape, all at once."""
+    def run(self, prompts: list[tuple[int, ...]], num_output: int) -> list[timing.Trace]:
+        """All at once."""
         requests = [
-            timing.greedy(self.prompts.make(num_prompt), num_output, f"stream {i}")
-            for i in range(num_streams)
+            timing.greedy(prompt, num_output, f"stream {i}") for i, prompt in enumerate(prompts)
         ]
         return timing.run(self.opened.engine, requests)
+
+    def fill(self, prompts: list[tuple[int, ...]]) -> None:
+        """Into the prefix cache."""
+        self.ops.is_filling = True
+        try:
+            self.run(prompts, 1)
+        finally:
+            self.ops.is_filling = False
 
     def prefill(self) -> Prefill:
         """Prompts one after another; the first two warm up."""
         self.progress(f"prefill {self.settings.prompt}")
         count = self.settings.prompt
-        times = [self.run(1, count, 1)[0].ttft_s for _ in range(2 + self.settings.repeat)][2:]
+        turns = range(2 + self.settings.repeat)
+        times = [self.run([self.prompts.make(count)], 1)[0].ttft_s for _ in turns][2:]
         rates, ttft = spread([count / s for s in times]), spread([1e3 * s for s in times])
         return Prefill(count, rates, ttft)
 
@@ -327,16 +335,15 @@ class _Bench:
         """One answer per stream, from filled pages on."""
         self.progress(f"decode, {cell.batch} streams at depth {cell.depth}")
         roof = [self.probe.read_gb_s() for _ in range(self.settings.repeat)]
-        self.ops.is_filling = True
-        try:
-            traces = self.run(cell.batch, max(cell.depth, 1), self.settings.generate)
-        finally:
-            self.ops.is_filling = False
+        prompts = [self.prompts.make(max(cell.depth, 1)) for _ in range(cell.batch)]
+        self.fill(prompts)
+        traces = self.run(prompts, self.settings.generate)
+        cached = min(trace.cached_tokens for trace in traces)
+        assert cached >= cell.depth - PAGE_SIZE, f"{cached} of {cell.depth} tokens were filled"
         roof += [self.probe.read_gb_s() for _ in range(self.settings.repeat)]
         rates = spread(timing.window_rates(traces, self.settings.repeat))
         context = max(cell.depth, 1) + self.settings.generate / 2
-        # A window that hides part of the context makes this an upper bound.
-        read = self.bytes.packed + cell.batch * context * self.bytes.kv_per_token
+        read = self.bytes.packed + cell.batch * self._kv_bytes(context)
         gb_s = rates.median / cell.batch * read / 1e9
         return replace(
             cell,
@@ -345,6 +352,12 @@ class _Bench:
             of_roof=gb_s / statistics.median(roof),
             outside=self._outside(traces),
         )
+
+    def _kv_bytes(self, context: float) -> float:
+        """Keys and values that one token of such a context reads."""
+        spec = self.opened.model.spec
+        keys = sum(min(layer.window or context, context) for layer in spec.layers)
+        return keys * self.bytes.kv_per_token / spec.num_layers
 
     def _outside(self, traces: list[timing.Trace]) -> float:
         """By the median step, not the sum: what disturbs a few steps is nobody's cost."""
@@ -410,21 +423,15 @@ def _model_table(report: OfflineReport) -> Table:
     rows = (
         ("model", report.model),
         ("file", f"{found.file / 1e6:.1f} MB"),
-        (
-            "weights in the file",
-            f"{found.stored / 1e6:.1f} MB, {read / found.stored:.0f} /s at the roof",
-        ),
-        (
-            "weights a token reads",
-            f"{found.packed / 1e6:.1f} MB, {read / found.packed:.0f} /s at the roof",
-        ),
+        ("weights in the file", _weight_bytes(found.stored, read)),
+        ("weights a token reads", _weight_bytes(found.packed, read)),
         ("KV per token", f"{found.kv_per_token / 1e3:.1f} kB"),
     )
     return Table("model", ("", ""), rows)
 
 
 def _weight_bytes(num_bytes: int, read: float) -> str:
-    return f"{num_bytes / 1e6:.1f} MB, read {read / num_bytes:.0f} times a second at the roof"
+    return f"{num_bytes / 1e6:.1f} MB, {read / num_bytes:.0f} times a second at the read roof"
 
 
 def _prefill_table(found: Prefill) -> Table:
