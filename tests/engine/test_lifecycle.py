@@ -82,9 +82,20 @@ def test_too_little_memory_is_refused_with_numbers() -> None:
         {"kv_cache_max_bytes": 0},
         {"kv_memory_fraction": 0.0},
         {"kv_memory_fraction": 1.5},
+        {"kv_memory_fraction": float("nan")},
+        {"kv_memory_fraction": "0.5"},
+        {"max_running": 10**7},
+        {"step_tokens": 10**7},
+        {"num_threads": "2"},
+        {"num_threads": 1.5},
+        {"max_context": 2.5},
+        {"kv_cache_bytes": 1e8},
+        {"kv_dtype": "int8"},
+        {"backend": None},
+        {"prefix_cache": "no"},
     ],
 )
-def test_options_out_of_range_are_refused(change: dict[str, float]) -> None:
+def test_options_out_of_range_are_refused(change: dict[str, object]) -> None:
     (name,) = change
     with pytest.raises(InvalidRequest, match=name):
         check_config(replace(CONFIG, **change))  # type: ignore[arg-type]

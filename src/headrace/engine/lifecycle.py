@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.backends import select
+from headrace.backends import NAMES, select
 from headrace.backends.ops import PAGE_SIZE
 from headrace.config import EngineConfig
 from headrace.engine.loop import Capacity, Engine
@@ -88,24 +88,47 @@ def load_engine(
 
 
 def check_config(config: EngineConfig) -> None:
-    """**Raises** `InvalidRequest` for an option out of range."""
-    least = (
-        ("max_running", config.max_running, 1),
-        ("max_waiting", config.max_waiting, 1),
-        ("step_tokens", config.step_tokens, 1),
-        ("num_threads", config.num_threads, 0),
-        ("max_context", config.max_context, 2),
-        ("kv_cache_bytes", config.kv_cache_bytes, 1),
-        ("kv_cache_max_bytes", config.kv_cache_max_bytes, 1),
-    )
-    for name, value, low in least:
-        if value is not None and value < low:
-            raise InvalidRequest(f"{name} is {value}; it must be at least {low}", param=name)
-    if not 0.0 < config.kv_memory_fraction <= 1.0:
+    """**Raises** `InvalidRequest` for an option of the wrong type or out of range."""
+    for name, low, high in _INTEGERS:
+        value = getattr(config, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise InvalidRequest(
+                f"{name} is {value!r}; it must be an integer from {low} to {high}", param=name
+            )
+    fraction = config.kv_memory_fraction
+    if not isinstance(fraction, int | float) or not 0.0 < fraction <= 1.0:
         raise InvalidRequest(
-            f"kv_memory_fraction is {config.kv_memory_fraction}; it must be above 0, at most 1",
+            f"kv_memory_fraction is {fraction!r}; it must be above 0, at most 1",
             param="kv_memory_fraction",
         )
+    for name, allowed in _CHOICES:
+        value = getattr(config, name)
+        if value not in allowed:
+            raise InvalidRequest(
+                f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}",
+                param=name,
+            )
+
+
+# The step's buffers grow with `step_tokens` and `max_running`: past the limits here they would
+# take the machine's memory, unseen by the plan below.
+_INTEGERS = (
+    ("max_running", 1, 1024),
+    ("max_waiting", 1, 1 << 20),
+    ("step_tokens", 1, 1 << 14),
+    ("num_threads", 0, 256),
+    ("max_context", 2, 1 << 31),
+    ("kv_cache_bytes", 1, 1 << 50),
+    ("kv_cache_max_bytes", 1, 1 << 50),
+)
+_OPTIONAL = ("max_context", "kv_cache_bytes")
+_CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("backend", NAMES),
+    ("kv_dtype", ("f16", "f32")),
+    ("prefix_cache", (True, False)),
+)
 
 
 def plan_memory(
