@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from toy import TIMEOUT_S, VOCAB, Collector, Gate, Setup, ToyOps, ask, engine, expected
@@ -251,6 +255,47 @@ def test_close_from_a_sink_and_twice() -> None:
         it.submit(Request("a", (1,), LONG), sink)
         assert sink.last().finish_reason == "error"
         it.close()
+
+
+FORK = """
+import os, signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+from toy import Setup, ask, engine
+from headrace.errors import EngineFailure
+from headrace.types import SamplingParams
+
+held, done = threading.Event(), threading.Event()
+
+def hold(it):
+    with it._wake:
+        held.set()
+        done.wait()
+
+with engine(Setup()) as it:
+    holder = threading.Thread(target=hold, args=(it,))
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # hung
+        it.abort("a")
+        try:
+            ask(it, "a", [1], SamplingParams(max_tokens=1))
+        except EngineFailure as error:
+            it.close()
+            os._exit(7 if "fork" in error.message else 8)
+        os._exit(9)
+    done.set()
+    holder.join()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(ask(it, "b", [1]).tokens()) > 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_refuses_instead_of_hanging() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK, str(Path(__file__).parent)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout == "7 True\n"
 
 
 def test_an_idle_engine_sleeps() -> None:

@@ -121,6 +121,7 @@ class Engine:
 
     def submit(self, request: Request, sink: EventSink) -> None:
         """Validate and queue; see `EngineClient`. `max_waiting` counts choices not yet running."""
+        self._refuse_fork()
         limit = check_request(request, self.vocab_size, self.max_context)
         seed = request.params.seed
         seed = secrets.randbits(64) if seed is None else seed
@@ -140,6 +141,8 @@ class Engine:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one choice of it, at the next step border; unknown and ended ids are
         ignored."""
+        if not self._thread.is_alive():
+            return  # all have ended; or this is a fork, whose lock nobody may ever give back
         with self._wake:
             if request_id in self._requests:
                 self._inbox.append((request_id, index))
@@ -169,9 +172,10 @@ class Engine:
 
     def close(self) -> None:
         """End the running step, then all open requests (with an "error" event) and the thread."""
-        with self._wake:
-            self._is_closing = True
-            self._wake.notify()
+        if self._thread.is_alive():  # not so in a fork, whose lock nobody may ever give back
+            with self._wake:
+                self._is_closing = True
+                self._wake.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
             atexit.unregister(self.close)
@@ -181,6 +185,13 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _refuse_fork(self) -> None:
+        if not self._thread.is_alive() and not self._is_closing:
+            raise EngineFailure(
+                "the engine runs in the process that made it, and this is a fork of it; load the "
+                "model here, or use it there"
+            )
 
     def _refuse(self, request: Request) -> None:
         if self._failure is not None:
