@@ -25,7 +25,7 @@ from headrace.bench.offline import (
 )
 from headrace.bench.startup import command_seconds, measure
 from headrace.config import EngineConfig
-from headrace.errors import InvalidRequest
+from headrace.errors import EngineFailure, InvalidRequest
 from headrace.formats.checkpoint import open_checkpoint
 from headrace.models import read_spec
 from headrace.types import Event
@@ -214,3 +214,19 @@ def test_a_fresh_process_tells_its_times_and_memory(small_model: Path) -> None:
 
 def test_the_command_line_answers(small_model: Path) -> None:
     assert command_seconds(small_model, num_threads=1) > 0
+
+
+def test_a_process_that_fails_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "not.gguf").write_bytes(b"nothing")
+    with pytest.raises(EngineFailure, match=r"not.gguf.* ended with 1"):
+        command_seconds(tmp_path / "not.gguf", num_threads=1)
+    with pytest.raises(EngineFailure, match="ended with 1"):
+        measure(tmp_path / "not.gguf", 1, 1, 1)
+
+
+def test_a_request_that_fails_is_an_error(opened: Opened) -> None:
+    with opened.engine:
+        stopping = timing.greedy((1,), 9, "x")
+        params = replace(stopping.params, stop_token_ids=tuple(range(VOCAB)))
+        with pytest.raises(EngineFailure, match="ended by stop"):
+            timing.run(opened.engine, [replace(stopping, params=params)])

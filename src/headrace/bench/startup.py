@@ -8,11 +8,13 @@ it saw as JSON. Processes are new each time; the page cache is as warm as the ru
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from headrace.errors import EngineFailure
 from headrace.observe import monotonic_s
 
 TIMEOUT_S = 600.0
@@ -44,21 +46,22 @@ class Started:
 def measure(path: Path, num_prompt: int, num_output: int, num_threads: int) -> Started:
     """A fresh process whose pool holds just one such request.
 
-    **Raises** `subprocess.CalledProcessError` when it fails (its errors are on standard error).
+    **Raises** `EngineFailure` when it fails.
     """
     counts = map(str, (num_prompt, num_output, num_threads))
     command = [sys.executable, "-m", "headrace.bench.startup", str(path), *counts]
     begun = repr(monotonic_s())
     done = subprocess.run(
-        [*command, begun], stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_S, text=True
+        [*command, begun], stdout=subprocess.PIPE, check=False, timeout=TIMEOUT_S, text=True
     )
+    _check(done.returncode, command)
     return Started(**json.loads(done.stdout))
 
 
 def command_seconds(path: Path, num_threads: int) -> float:
     """From the start of `headrace run` to the first byte of its answer.
 
-    **Raises** `subprocess.CalledProcessError` when it fails.
+    **Raises** `EngineFailure` when it fails.
     """
     options = ("--raw", "--temperature", "0", "--max-tokens", "4", "--ignore-eos", "--quiet")
     threads = ("--threads", str(num_threads))
@@ -71,9 +74,14 @@ def command_seconds(path: Path, num_threads: int) -> float:
         process.stdout.read(1)
         seconds = monotonic_s() - begin_s
         process.stdout.read()
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
+    _check(process.returncode, command)
     return seconds
+
+
+def _check(code: int, command: list[str]) -> None:
+    if code:
+        what = shlex.join(command)
+        raise EngineFailure(f"{what} ended with {code}; its own errors are on standard error")
 
 
 # ---- the process itself

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace.config import EngineConfig, store_config
+from headrace.errors import EngineFailure
 from headrace.formats.store import resolve
 from headrace.observe import monotonic_s
 from headrace.service import Service, load_service
@@ -66,7 +67,7 @@ def greedy(prompt: Sequence[int], max_tokens: int, name: str) -> Request:
 def run(client: EngineClient, requests: Sequence[Request]) -> list[Trace]:
     """Submit all at once and wait for every end.
 
-    **Raises** `RuntimeError` when a request fails, and after ten minutes.
+    **Raises** `EngineFailure` when a request fails, and after ten minutes.
     """
     traces: list[Trace] = []
     done = threading.Semaphore(0)
@@ -77,10 +78,10 @@ def run(client: EngineClient, requests: Sequence[Request]) -> list[Trace]:
     deadline_s = monotonic_s() + TIMEOUT_S
     for _ in requests:
         if not done.acquire(timeout=max(0.0, deadline_s - monotonic_s())):
-            raise RuntimeError(f"no answer within {TIMEOUT_S:.0f} s")
+            raise EngineFailure(f"no answer within {TIMEOUT_S:.0f} s")
     failures = [trace.failure for trace in traces if trace.failure]
     if failures:
-        raise RuntimeError(f"{len(failures)} requests failed: {failures[0]}")
+        raise EngineFailure(f"{len(failures)} requests failed: {failures[0]}")
     return traces
 
 
