@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
@@ -81,7 +82,7 @@ class LLM:
 
     def __init__(
         self,
-        name_or_path: str,
+        name_or_path: str | os.PathLike[str],
         *,
         chat_template: str | None = None,
         **options: Unpack[EngineOptions],
@@ -160,7 +161,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        name_or_path: str,
+        name_or_path: str | os.PathLike[str],
         *,
         chat_template: str | None = None,
         **options: Unpack[EngineOptions],
@@ -221,8 +222,10 @@ class AsyncEngine:
         self.close()
 
 
-def _load(name: str, chat_template: str | None, config: EngineConfig) -> Service:
-    found = resolve(name, store_config())
+def _load(name: str | os.PathLike[str], chat_template: str | None, config: EngineConfig) -> Service:
+    if not isinstance(name, str | os.PathLike):
+        raise InvalidRequest(f"{name!r} is neither a model's name nor a path")
+    found = resolve(os.fspath(name), store_config())
     checkpoint = open_checkpoint(found.path)
     if chat_template is not None:
         checkpoint = with_chat_template(checkpoint, chat_template)
@@ -248,8 +251,21 @@ def sampling_params(params: SamplingParams | None, options: SamplingOptions) -> 
         values["logit_bias"] = values["logit_bias"].items()
     for name in ("stop", "stop_token_ids", "logit_bias"):
         if name in values:
-            values[name] = tuple(values[name] or ())
+            values[name] = _listed(name, values[name])
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InvalidRequest(
+            f"params is {params!r}; it must be SamplingParams, or give options by name",
+            param="params",
+        )
     return replace(params or SamplingParams(), **values)
+
+
+def _listed(name: str, value: object) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"{name} is {value!r}; it must be a list", param=name)
+    return tuple(value)
 
 
 def _refuse_unknown(options: Mapping[str, object], known: Sequence[str]) -> None:
@@ -273,17 +289,22 @@ def _prompt_requests(
 def _prompt_list(prompts: Prompts) -> list[str | Sequence[int]]:
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise _no_prompt(prompts)
     items = list(prompts)
     if items and all(isinstance(item, int) for item in items):
         return [cast("list[int]", items)]
     for item in items:
         if isinstance(item, bytes) or not isinstance(item, str | Sequence):
-            raise InvalidRequest(
-                f"prompts holds {item!r}; it must be a string, a list of strings, or lists of "
-                "token ids",
-                param="prompts",
-            )
+            raise _no_prompt(item)
     return cast("list[str | Sequence[int]]", items)
+
+
+def _no_prompt(item: object) -> InvalidRequest:
+    return InvalidRequest(
+        f"{item!r} is no prompt; give a string, a list of strings, or lists of token ids",
+        param="prompts",
+    )
 
 
 def _chat_request(
@@ -292,12 +313,21 @@ def _chat_request(
     params = sampling_params(params, options)
     if params.n != 1:
         raise InvalidRequest(f"n is {params.n}; chat gives one answer", param="n")
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise InvalidRequest(
+            f"{messages!r} is no conversation; give a list of messages", param="messages"
+        )
     return service.prepare_chat([_message(item) for item in messages], params)
 
 
 def _message(item: Message | Mapping[str, str]) -> Message:
     if isinstance(item, Message):
         return item
+    if not isinstance(item, Mapping):
+        raise InvalidRequest(
+            f"{item!r} is no message; it must be a Message, or a mapping with role and content",
+            param="messages",
+        )
     _refuse_unknown(item, ("role", "content", "name"))
     role, content = item.get("role"), item.get("content")
     if not isinstance(role, str) or not isinstance(content, str):
@@ -313,9 +343,11 @@ def _any_request(
     params: SamplingParams | None,
     options: SamplingOptions,
 ) -> Request:
+    if isinstance(prompt, bytes):
+        raise _no_prompt(prompt)
     if isinstance(prompt, str):
         return service.prepare_prompt(prompt, sampling_params(params, options))
-    if prompt and all(isinstance(item, int) for item in prompt):
+    if isinstance(prompt, Sequence) and prompt and all(isinstance(item, int) for item in prompt):
         ids = cast("Sequence[int]", prompt)
         return service.prepare_prompt(ids, sampling_params(params, options))
     return _chat_request(service, cast("Messages", prompt), params, options)

@@ -128,7 +128,14 @@ class SamplingParams:
             )
 
     def _check_lists(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS or any(not s for s in self.stop):
+        for name in ("stop", "stop_token_ids", "logit_bias"):
+            if not isinstance(getattr(self, name), tuple):
+                raise InvalidRequest(f"{name} must be a tuple", param=name)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest("ignore_eos must be true or false", param="ignore_eos")
+        if len(self.stop) > MAX_STOP_STRINGS or not all(
+            isinstance(s, str) and s for s in self.stop
+        ):
             raise InvalidRequest(
                 f"stop takes up to {MAX_STOP_STRINGS} strings, none empty", param="stop"
             )
@@ -136,13 +143,27 @@ class SamplingParams:
             raise InvalidRequest(
                 f"logit_bias takes up to {MAX_LOGIT_BIAS} entries", param="logit_bias"
             )
-        for token, bias in self.logit_bias:
-            if token < 0 or not -100.0 <= bias <= 100.0:
+        for entry in self.logit_bias:
+            if not _is_bias(entry):
                 raise InvalidRequest(
-                    f"logit_bias entry {token}: {bias} is out of range "
-                    "(token >= 0, bias -100..100)",
+                    f"logit_bias entry {entry!r} is no pair of a token id and a bias from -100 "
+                    "to 100",
                     param="logit_bias",
                 )
+
+
+def _is_bias(entry: object) -> bool:
+    if not isinstance(entry, tuple) or len(entry) != 2:
+        return False
+    token, bias = entry
+    if isinstance(token, bool) or isinstance(bias, bool):
+        return False
+    return (
+        isinstance(token, int)
+        and token >= 0
+        and isinstance(bias, int | float)
+        and -100.0 <= bias <= 100.0
+    )
 
 
 MAX_STOP_STRINGS = 16

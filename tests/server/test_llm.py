@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,13 @@ from fake_engine import EOS, FakeEngine, endless
 
 import headrace
 from headrace.config import EngineConfig
-from headrace.errors import ContextTooLong, EngineFailure, InvalidRequest, UnknownParameter
+from headrace.errors import (
+    ContextTooLong,
+    EngineFailure,
+    FormatError,
+    InvalidRequest,
+    UnknownParameter,
+)
 from headrace.llm import (
     LLM,
     AsyncEngine,
@@ -51,9 +58,51 @@ def test_prompts_in_every_form(llm: LLM) -> None:
     assert texts((97,)) == ["A"]
     assert texts(["a", [98]]) == ["A", "B"]
     assert texts([]) == []
-    for bad in (["a", 1], [None], [1.5], [b"a"]):
+    for bad in (["a", 1], [None], [1.5], [b"a"], b"a", {"a": 1}, None, 5):
         with pytest.raises(InvalidRequest):
             texts(bad)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"a", [None], [5.0], {"role": "user"}, [[]], [b"a"]])
+def test_what_is_neither_prompt_nor_conversation_is_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.stream(prompt)
+    with pytest.raises(InvalidRequest):
+        llm.chat(prompt)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": 5},
+        {"stop": [1]},
+        {"stop": b"a"},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": ["a"]},
+        {"logit_bias": 5},
+        {"logit_bias": {"a": 1.0}},
+        {"logit_bias": {1: "a"}},
+        {"logit_bias": {1: True}},
+        {"logit_bias": [(1,)]},
+        {"logit_bias": [1]},
+        {"ignore_eos": "yes"},
+        {"params": {"max_tokens": 2}},
+        {"params": SamplingParams},
+    ],
+)
+def test_options_of_the_wrong_type_are_named(llm: LLM, options: Any) -> None:
+    (name,) = options
+    with pytest.raises(InvalidRequest) as caught:
+        llm.generate("a", **options)
+    assert caught.value.param == name
+
+
+def test_a_path_may_be_a_path_object(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"no model")
+    with pytest.raises(FormatError, match=r"model\.gguf"):
+        LLM(tmp_path / "model.gguf")
+    with pytest.raises(InvalidRequest, match="neither"):
+        LLM(None)  # type: ignore[arg-type]
 
 
 def test_an_answer_has_its_parts(llm: LLM) -> None:
