@@ -64,6 +64,24 @@ def test_ctrl_c_ends_an_answer_with_130_and_no_traceback(tmp_path: Path) -> None
     assert (process.returncode, out, err) == (130, b"\n", b"")
 
 
+def test_ctrl_c_before_a_command_has_begun_is_no_traceback() -> None:
+    _run_python("""
+        import sys
+        from headrace.cli import main
+
+        class Interrupted:
+            def find_spec(self, name, path, target=None):
+                if name == "typer":
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Interrupted())
+        try:
+            main(["ls"])
+        except SystemExit as end:
+            sys.exit(0 if end.code == 130 else 1)
+    """)
+
+
 def test_a_lost_reader_ends_it_quietly(tmp_path: Path) -> None:
     command = _command(tmp_path, "endless", "Why?", "--max-tokens", "1000000")
     with _started(command) as process:

@@ -18,6 +18,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args in (["--version"], ["-V"]):
         print(f"headrace {__version__}")
         return
-    from headrace.cli.app import run_app  # here, not above: --version must not wait for typer
+    try:
+        from headrace.cli.app import run_app  # not above: --version must not wait for typer
 
-    sys.exit(run_app(args))
+        code = run_app(args)
+    except KeyboardInterrupt:  # before a command has begun
+        code = 130
+    sys.exit(code)
