@@ -48,6 +48,7 @@ class ServerConfig:
     max_choices: int = 256  # prompts times n
     max_buffered_events: int = 4096  # per stream; a reader slower than this is cut off
     max_connections: int = 1024
+    head_timeout_s: float = 20.0  # a request's head must have arrived by then
     body_timeout_s: float = 60.0  # a body must have arrived by then
     request_timeout_s: float = 3600.0
     # Silence on a stream after which a comment line is sent; a frame that could not be handed over

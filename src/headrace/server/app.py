@@ -30,6 +30,7 @@ from headrace.errors import HeadraceError, InvalidRequest
 from headrace.observe import unix_time_s
 from headrace.server import openai, stream
 from headrace.server.body import decode_json
+from headrace.server.connection import connection_class
 from headrace.server.metrics import Metrics
 from headrace.server.models import ModelTable, Prober
 from headrace.server.shutdown import LAST_WORDS_S, Server
@@ -375,7 +376,7 @@ def make_server(
     table = _table(services)
     settings = uvicorn.Config(
         create_app(table, config),
-        http="h11",
+        http=connection_class(config.head_timeout_s),
         ws="none",
         lifespan="off",
         access_log=False,
