@@ -30,7 +30,7 @@ from headrace.errors import (
 )
 from headrace.formats.checkpoint import open_checkpoint
 from headrace.observe import Observer, Trace
-from headrace.text.chat import ChatTemplate, encode_chat, load_chat_template
+from headrace.text.chat import ChatTemplate, encode_chat, load_chat_template, too_long
 from headrace.text.detokenizer import Detokenizer, StopStrings
 from headrace.text.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import (
@@ -116,6 +116,9 @@ class Service:
         **Raises** `InvalidRequest`, `ContextTooLong`.
         """
         if isinstance(prompt, str):
+            least = self.model.tokenizer.least_tokens(prompt)
+            if least > self.model.max_context:
+                raise too_long(least, self.model.max_context, "prompt")
             ids = self.model.tokenizer.encode(prompt, add_special=True, parse_special=True)
         else:
             ids = list(prompt)
@@ -139,7 +142,13 @@ class Service:
         if not messages:
             raise InvalidRequest("messages is empty; send at least one", param="messages")
         model = self.model
-        ids = encode_chat(model.tokenizer, model.template, messages, variables=variables)
+        ids = encode_chat(
+            model.tokenizer,
+            model.template,
+            messages,
+            variables=variables,
+            max_tokens=model.max_context,
+        )
         return self._request(ids, params, request_id, "messages")
 
     def _request(

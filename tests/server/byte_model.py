@@ -37,6 +37,7 @@ def byte_model(
         eos_ids=(EOS,),
         prefix_ids=(),
         suffix_ids=(),
+        max_token_chars=len("<eos>"),
     )
     template = ChatTemplate(TEMPLATE) if has_template else None
     return ServedModel(name, Tokenizer(ByteCodec(), table), template, max_context, VOCAB_SIZE)

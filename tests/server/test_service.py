@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from byte_model import byte_model
+from byte_model import ByteCodec, byte_model
 from fake_engine import EOS, FakeEngine, echo, endless
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +50,20 @@ def test_without_max_tokens_the_rest_of_the_context_is_asked_for(
 ) -> None:
     request = make_service().prepare_prompt("x" * 10)
     assert request.params.max_tokens == byte_model().max_context - 10
+
+
+def test_what_surely_does_not_fit_is_refused_before_it_is_encoded(
+    make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = make_service()
+    monkeypatch.delattr(ByteCodec, "encode")
+    text = "x" * 6000
+    with pytest.raises(ContextTooLong, match=r"at least 1200 tokens.* 1000 ") as caught:
+        service.prepare_prompt(text)
+    assert caught.value.param == "prompt"
+    with pytest.raises(ContextTooLong, match="at least") as caught:
+        service.prepare_chat([Message("user", text)])
+    assert caught.value.param == "messages"
 
 
 def test_a_seed_is_drawn_when_none_is_given(make_service: MakeService) -> None:

@@ -21,9 +21,9 @@ from vocabularies import (
     trained_spm,
 )
 
-from headrace.errors import InvalidRequest, UnsupportedModel
+from headrace.errors import ContextTooLong, InvalidRequest, UnsupportedModel
 from headrace.formats.checkpoint import open_checkpoint
-from headrace.text.chat import encode_chat, load_chat_template
+from headrace.text.chat import ChatTemplate, encode_chat, load_chat_template
 from headrace.text.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import Checkpoint, Message
 
@@ -32,6 +32,7 @@ SPM = load_tokenizer(spm_checkpoint())
 SPM_RUNS = load_tokenizer(spm_checkpoint(add_dummy_prefix=False))
 ALL = pytest.mark.parametrize("tokenizer", [BPE, SPM, SPM_RUNS], ids=["bpe", "spm", "spm_runs"])
 HF = Checkpoint("test", "hf", {"tokenizer_json": bpe_json()}, {})
+TYPES = "tokenizer.ggml.token_type"
 PLAIN = {"add_special": False, "parse_special": False}
 TEXTS = st.one_of(
     st.text(max_size=60),
@@ -100,6 +101,40 @@ def test_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
         text = text.replace("<tool>", "")  # a space is added behind it, as llama.cpp does
     lossy = text.replace("▁", " ") if tokenizer is not BPE else text  # SentencePiece's own loss
     assert tokenizer.decode(tokenizer.encode(text, **PLAIN)) == lossy
+
+
+@ALL
+@given(text=TEXTS, parse_special=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_no_text_has_fewer_tokens_than_its_length_says(
+    tokenizer: Tokenizer, text: str, parse_special: bool
+) -> None:
+    for given_text, sentinel in ((text, ""), (text.replace("e", "e\ue000"), "\ue000")):
+        ids = tokenizer.encode_marked(given_text, sentinel, parse_special=parse_special)
+        assert tokenizer.least_tokens(given_text, sentinel) <= len(ids)
+
+
+@ALL
+def test_a_long_text_surely_has_many_tokens(tokenizer: Tokenizer) -> None:
+    longest = max(len(tokenizer.token_text(i)) for i in range(tokenizer.vocab_size))
+    assert tokenizer.least_tokens("x" * longest * 50) == 50
+    assert tokenizer.least_tokens("x\ue000" * longest * 50, "\ue000") == 50
+
+
+@ALL
+def test_a_chat_that_surely_does_not_fit_is_refused_early(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(ContextTooLong, match="at least") as caught:
+        encode_chat(tokenizer, template, [Message("user", "the wheel " * 5000)], max_tokens=50)
+    assert caught.value.param == "messages"
+    assert encode_chat(tokenizer, template, [Message("user", "wheel")], max_tokens=50)
+
+
+def test_a_vocabulary_whose_unknown_token_takes_any_text_promises_nothing() -> None:
+    kinds = [1 if kind == 6 else kind for kind in spm_checkpoint().metadata[TYPES]]
+    tokenizer = load_tokenizer(changed(spm_checkpoint(), token_type=kinds))
+    text = "\u2e80" * 100
+    assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, **PLAIN)) < 5
 
 
 @ALL

@@ -19,7 +19,7 @@ from typing import Any
 import jinja2
 
 from headrace.config import TemplateConfig
-from headrace.errors import FormatError, InvalidRequest, TemplateError
+from headrace.errors import ContextTooLong, FormatError, InvalidRequest, TemplateError
 from headrace.text.messages import Plain, plain_messages, plain_value, texts_of
 from headrace.text.metering import Meter
 from headrace.text.sandbox import TemplateEnvironment
@@ -228,10 +228,13 @@ def encode_chat(
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] = MappingProxyType({}),
+    max_tokens: int | None = None,
 ) -> list[int]:
     """Messages as token ids: the template's special tokens count, those spelt in a message do not.
+    A text that must have more than `max_tokens` is refused before the work of encoding it.
 
-    **Raises** `TemplateError` without a template or when it fails, `InvalidRequest`.
+    **Raises** `TemplateError` without a template or when it fails, `ContextTooLong`,
+    `InvalidRequest`.
     """
     if template is None:
         raise TemplateError(_NO_TEMPLATE)
@@ -240,9 +243,21 @@ def encode_chat(
     names = _names(plain, add_generation_prompt, tools, variables)
     sentinel = _sentinel(names, template.source)
     text = template.render_plain(_broken(names, tokenizer, sentinel))
+    least = tokenizer.least_tokens(text, sentinel)
+    if max_tokens is not None and least > max_tokens:
+        raise too_long(least, max_tokens, "messages")
     ids = tokenizer.encode_marked(text, sentinel)
     bos = tokenizer.chat_bos_id
     return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+
+def too_long(least: int, max_tokens: int, param: str) -> ContextTooLong:
+    """A prompt that needs no counting."""
+    return ContextTooLong(
+        f"the prompt has at least {least} tokens; the context holds {max_tokens} with the answer. "
+        "Shorten the prompt",
+        param=param,
+    )
 
 
 def _check_roles(messages: list[Plain], tokenizer: Tokenizer) -> None:

@@ -73,14 +73,18 @@ def load_spm(vocabulary: Vocabulary) -> tuple[SpmCodec, TokenTable]:
     """Codec and table of a vocabulary of model "llama"."""
     adds_space = vocabulary.flag("add_space_prefix", True)
     name = str(vocabulary.metadata.get("general.name", "")).lower()
-    codec = SpmCodec(
+    # The original tokenizer of Phi-3 strips white space after its tokens; GGUF has no key for
+    # that, and llama.cpp goes by the model's name too.
+    eats_space = "phi-3" in name or "phi3" in name
+    codec = SpmCodec(vocabulary, adds_space=adds_space, eats_space=eats_space)
+    merges_unknown = len(byte_values(vocabulary)) < 256
+    table = token_table(
         vocabulary,
-        adds_space=adds_space,
-        # The original tokenizer of Phi-3 strips white space after its tokens; GGUF has no key
-        # for that, and llama.cpp goes by the model's name too.
-        eats_space="phi-3" in name or "phi3" in name,
+        add_bos=True,
+        strips_space=adds_space,
+        drops_text=eats_space or merges_unknown,
     )
-    return codec, token_table(vocabulary, add_bos=True, strips_space=adds_space)
+    return codec, table
 
 
 # ---- the ModelProto

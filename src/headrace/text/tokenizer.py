@@ -62,6 +62,15 @@ class Tokenizer:
         check_text(text)
         return self._codec.encode(text, parse_special=parse_special, sentinel=sentinel)
 
+    def least_tokens(self, text: str, sentinel: str = "") -> int:
+        """A number of tokens that `encode_marked` cannot stay under; cheap, and often far under
+        the real one. 0 when nothing is known."""
+        longest = self._table.max_token_chars
+        if not longest or not isinstance(text, str):
+            return 0
+        num_dropped = text.count(sentinel) if sentinel else 0
+        return -(-(len(text) - num_dropped) // longest)
+
     def is_control(self, token_id: int) -> bool:
         """Whether the token is a mark (end of turn, ...), not text."""
         self._check(token_id)

@@ -76,7 +76,8 @@ class TokenTable:
     puts around a text; `special_tokens` maps the text of each control token to its id;
     `strips_space`: the first ordinary token of a text carries a space that is not in the text.
     `chat_bos_id`: begins a chat whose template does not write it (llama.cpp adds it for GGUF,
-    transformers does not for its folders)."""
+    transformers does not for its folders). `max_token_chars`: no token stands for more characters
+    of a text; None when that is not known."""
 
     size: int
     control_ids: frozenset[int]
@@ -87,6 +88,7 @@ class TokenTable:
     suffix_ids: tuple[int, ...]
     strips_space: bool = False
     chat_bos_id: int | None = None
+    max_token_chars: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +244,11 @@ def byte_values(vocabulary: Vocabulary) -> dict[int, int]:
     return values
 
 
-def token_table(vocabulary: Vocabulary, *, add_bos: bool, strips_space: bool) -> TokenTable:
-    """The table of a GGUF vocabulary; `add_bos` is what its kind of tokenizer does by default."""
+def token_table(
+    vocabulary: Vocabulary, *, add_bos: bool, strips_space: bool, drops_text: bool = False
+) -> TokenTable:
+    """The table of a GGUF vocabulary; `add_bos` is what its kind of tokenizer does by default,
+    `drops_text` that a token may stand for any amount of text."""
     ids = vocabulary.special_ids
     bos, eos = ids.get("bos"), ids.get("eos")
     wants_bos = vocabulary.flag("add_bos_token", add_bos and bos is not None)
@@ -264,6 +269,7 @@ def token_table(vocabulary: Vocabulary, *, add_bos: bool, strips_space: bool) ->
         suffix_ids=(eos,) if wants_eos and eos is not None else (),
         strips_space=strips_space,
         chat_bos_id=bos if wants_bos else None,
+        max_token_chars=None if drops_text else max(map(len, vocabulary.pieces), default=None),
     )
 
 
