@@ -30,7 +30,7 @@ from headrace.errors import (
 )
 from headrace.formats.checkpoint import open_checkpoint
 from headrace.observe import Observer, Trace
-from headrace.text.chat import ChatTemplate, encode_chat, load_chat_template, too_long
+from headrace.text.chat import ChatTemplate, check_length, encode_chat, load_chat_template
 from headrace.text.detokenizer import Detokenizer, StopStrings
 from headrace.text.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import (
@@ -116,10 +116,9 @@ class Service:
         **Raises** `InvalidRequest`, `ContextTooLong`.
         """
         if isinstance(prompt, str):
-            least = self.model.tokenizer.least_tokens(prompt)
-            if least > self.model.max_context:
-                raise too_long(least, self.model.max_context, "prompt")
-            ids = self.model.tokenizer.encode(prompt, add_special=True, parse_special=True)
+            tokenizer = self.model.tokenizer
+            check_length(tokenizer.least_tokens(prompt), self.model.max_context, "prompt")
+            ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
         else:
             ids = list(prompt)
             self._check_ids(ids, "prompt")
@@ -142,12 +141,9 @@ class Service:
         if not messages:
             raise InvalidRequest("messages is empty; send at least one", param="messages")
         model = self.model
+        limit = model.max_context
         ids = encode_chat(
-            model.tokenizer,
-            model.template,
-            messages,
-            variables=variables,
-            max_tokens=model.max_context,
+            model.tokenizer, model.template, messages, variables=variables, max_tokens=limit
         )
         return self._request(ids, params, request_id, "messages")
 

@@ -243,21 +243,21 @@ def encode_chat(
     names = _names(plain, add_generation_prompt, tools, variables)
     sentinel = _sentinel(names, template.source)
     text = template.render_plain(_broken(names, tokenizer, sentinel))
-    least = tokenizer.least_tokens(text, sentinel)
-    if max_tokens is not None and least > max_tokens:
-        raise too_long(least, max_tokens, "messages")
+    if max_tokens is not None:
+        check_length(tokenizer.least_tokens(text, sentinel), max_tokens, "messages")
     ids = tokenizer.encode_marked(text, sentinel)
     bos = tokenizer.chat_bos_id
     return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
 
-def too_long(least: int, max_tokens: int, param: str) -> ContextTooLong:
-    """A prompt that needs no counting."""
-    return ContextTooLong(
-        f"the prompt has at least {least} tokens; the context holds {max_tokens} with the answer. "
-        "Shorten the prompt",
-        param=param,
-    )
+def check_length(least: int, max_tokens: int, param: str) -> None:
+    """**Raises** `ContextTooLong` for a prompt whose tokens need no counting."""
+    if least > max_tokens:
+        raise ContextTooLong(
+            f"the prompt has at least {least} tokens; the context holds {max_tokens} with the "
+            "answer. Shorten the prompt",
+            param=param,
+        )
 
 
 def _check_roles(messages: list[Plain], tokenizer: Tokenizer) -> None:
