@@ -276,7 +276,7 @@ NB_MODULE(_native, m) {
         .def(
             "linear",
             [](BoundProgram& b, int in, int out, const Weight& w, const Weight* bias) {
-                const LinearStep step{in, out, !w.format.is_float(), &w, bias};
+                const LinearStep step{in, out, &w, bias};
                 check_linear(b.program, step);
                 b.program.linear(step);
             },

@@ -119,7 +119,7 @@ void check_row_op(const Program& p, const RowStep& s, int vocab) {
 
 void check_linear(const Program& p, const LinearStep& s) {
     const bool is_rows = open_region(p, Program::Region::What::LINEARS).is_rows;
-    check_buffer(p, "input", s.in, s.weight->k, is_rows, s.is_quantized);
+    check_buffer(p, "input", s.in, s.weight->k, is_rows, !s.weight->format.is_float());
     check_buffer(p, "out", s.out, s.weight->n, is_rows);
     if (s.bias) check_vector(*s.bias, s.weight->n, "bias: not a vector as long as the weight");
 }

@@ -79,7 +79,6 @@ struct RowStep {
 
 struct LinearStep {
     int in, out;
-    bool is_quantized;
     const Weight* weight;
     const Weight* bias;
 };

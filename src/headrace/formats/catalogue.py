@@ -37,7 +37,6 @@ class CatalogueEntry:
     parts: tuple[WheelPart, ...]
     licence: str
     licence_url: str
-    about: str
     sampling: tuple[tuple[str, float], ...] = ()  # what the model's card recommends
 
     @property
@@ -75,7 +74,6 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
         ),
         licence="Apache-2.0",
         licence_url="https://www.apache.org/licenses/LICENSE-2.0",
-        about="SmolLM2 135M Instruct, Q4_1: small chat model",
         sampling=(("temperature", 0.2), ("top_p", 0.9)),
     ),
     CatalogueEntry(
@@ -111,7 +109,6 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
         ),
         licence="Gemma Terms of Use",
         licence_url="https://ai.google.dev/gemma/terms",
-        about="Gemma 3 270M, Q4_K_M: small base model, completes text, no chat template",
         sampling=(("temperature", 1.0), ("top_k", 64), ("top_p", 0.95)),
     ),
 )

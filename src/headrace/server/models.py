@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from headrace.errors import EngineFailure, HeadraceError, ModelLoading, ModelNotFound, Overloaded
+from headrace.errors import HeadraceError, ModelLoading, ModelNotFound, Overloaded
 from headrace.observe import unix_time_s
 from headrace.server.metrics import Metrics
 from headrace.service import Service
@@ -46,11 +46,6 @@ class ModelTable:
     def loaded(self) -> Mapping[str, Entry]:
         """What is ready now."""
         return dict(self._entries)
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether every announced model is ready."""
-        return len(self._entries) == len(self.names)
 
     def get(self, name: str) -> Entry:
         """The entry of a model. **Raises** `ModelNotFound`, `ModelLoading`."""
@@ -108,8 +103,3 @@ async def _pause(probe: asyncio.Task[None]) -> None:
         await asyncio.sleep(_LOOK_EVERY_S)
     else:
         await asyncio.wait({probe}, timeout=_LOOK_EVERY_S)
-
-
-def failed(name: str, error: BaseException) -> EngineFailure:
-    """What a client hears when a model could not be loaded."""
-    return EngineFailure(f"{name} could not be loaded: {error}")
