@@ -182,7 +182,7 @@ double run_peak(const std::string& isa, bool is_int8, int64_t rounds, Pool& pool
 
 std::vector<std::string> available_isas() {
     std::vector<std::string> out;
-    for (const char* name : {"avx512", "avx2", "neon", "scalar"})
+    for (const char* name : {"avx512_vnni", "avx512", "avx2", "neon", "scalar"})
         if (select_kernels(name)) out.emplace_back(name);
     return out;
 }

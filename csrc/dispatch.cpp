@@ -19,13 +19,14 @@ bool has_avx2() {
 }
 bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni");
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+bool has_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_neon() { return false; }
 #elif defined(__aarch64__)
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
+bool has_vnni() { return false; }
 bool has_neon() {
 #if defined(__linux__)
     return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
@@ -36,6 +37,7 @@ bool has_neon() {
 #else
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
+bool has_vnni() { return false; }
 bool has_neon() { return false; }
 #endif
 
@@ -48,6 +50,7 @@ struct Candidate {
 bool always() { return true; }
 
 constexpr Candidate CANDIDATES[] = {
+    {"avx512_vnni", kernels_avx512_vnni, has_vnni},
     {"avx512", kernels_avx512, has_avx512},
     {"avx2", kernels_avx2, has_avx2},
     {"neon", kernels_neon, has_neon},

@@ -10,147 +10,152 @@
 namespace headrace {
 namespace HR_ISA {
 
-// ---------------------------------------------------------------- integer dots of one group
+// ---------------------------------------------------------------- weights of a group
 
-// acc[t] += dot over k4 in [K0, K1) of weight rows `w` (64-byte rows) and activation words `x`.
-#if defined(HR_AVX512)
+// dpbusd multiplies unsigned weights, so 8-bit ones come with a bias of 128. The others take signed
+// ones; for maddubs the sign of an 8-bit weight moves to the activation.
+#if defined(HR_VNNI)
+constexpr bool IS_BIASED = true;
+#else
+constexpr bool IS_BIASED = false;
+#endif
+#if (defined(HR_AVX512) && !defined(HR_VNNI)) || defined(HR_AVX2)
+#define HR_MADDUBS 1
+#endif
 
-template <int TT, int K0, int K1>
-HR_INLINE void dot_u4(const uint8_t* w, const int32_t* x, ni* acc) {
-    const __m512i low = _mm512_set1_epi8(15);
-    HR_UNROLL for (int i = K0 / 2; i < K1 / 2; i++) {
-        __m512i r = _mm512_loadu_si512(w + 64 * i);
-        __m512i a = _mm512_and_si512(r, low);
-        __m512i b = _mm512_and_si512(_mm512_srli_epi16(r, 4), low);
+HR_INLINE ni each_byte(int value) { return i_set1(static_cast<int32_t>(value * 0x01010101u)); }
+
+// Bits [FROM, FROM + N) of every byte, moved to bit TO; all other bits are zero.
+template <int N, int FROM, int TO>
+HR_INLINE ni take_bits(ni r) {
+    if constexpr (FROM > TO) r = i_srl<FROM - TO>(r);
+    if constexpr (FROM < TO) r = i_shl<TO - FROM>(r);
+    return i_and(r, each_byte(((1 << N) - 1) << TO));
+}
+
+// The four weights at K4 of each lane, one a byte: `w` is the group's quants at the first lane.
+template <Format F, int K4>
+HR_INLINE ni weight_bytes(const uint8_t* w, ni levels) {
+    constexpr int low = F.low_bits(), high = F.high_bits(), fit = 8 / low;
+    ni q = i_load(w + 64 * (K4 / fit));
+    if constexpr (low == 8) return IS_BIASED ? q : i_xor(q, each_byte(0x80));
+    q = take_bits<low, K4 % fit * low, 0>(q);
+    if constexpr (F.has_levels()) return i_lookup(levels, q);
+    if constexpr (high > 0) {
+        constexpr int high_fit = 8 / high;
+        const ni r = i_load(w + low * GROUP * PANEL / 8 + 64 * (K4 / high_fit));
+        q = i_or(q, take_bits<high, K4 % high_fit * high, low>(r));
+    }
+    return q;
+}
+
+// What weight_bytes has too much: each dot starts at -zero_point * sum(x).
+template <Format F>
+constexpr int zero_point() {
+    if (F.quant == Quant::S8 || F.has_levels()) return IS_BIASED ? 128 : 0;
+    return F.zero_point;
+}
+
+// The table of levels as weight_bytes looks it up.
+template <Format F>
+HR_INLINE ni load_levels() {
+    if constexpr (!F.has_levels()) return i_zero();
+    const ni table = i_table(F.levels());
+    return IS_BIASED ? i_xor(table, each_byte(0x80)) : table;
+}
+
+// ---------------------------------------------------------------- integer dots of half a group
+
+template <int TS>
+struct TileAt {  // word offsets in a tile block of TS tokens: quant.h
+    static constexpr int S = 8 * TS, SS = 10 * TS, Z = 11 * TS;
+};
+
+// NB vectors of rows against TT tokens: registers.
+template <int NB, int TT>
+struct Ints {
+    ni v[NB][TT];
+};
+template <int NB, int TT>
+struct Floats {
+    nf v[NB][TT];
+};
+
+template <Format F, int NB, int TT, int TS, int H>
+HR_INLINE void start_dots(const int32_t* x, Ints<NB, TT>& acc) {
+    constexpr int zp = zero_point<F>();
+    HR_UNROLL for (int t = 0; t < TT; t++) {
+        ni start = i_zero();
+        if constexpr (zp > 0) {  // exact: z is a multiple of 128
+            constexpr int shift = __builtin_ctz(128u / zp);
+            start = i_set1(x[TileAt<TS>::Z + H * TS + t]);
+            if constexpr (shift > 0) start = i_sra<shift>(start);
+        }
+        HR_UNROLL for (int b = 0; b < NB; b++) acc.v[b][t] = start;
+    }
+}
+
+#if defined(HR_MADDUBS)
+
+// Products of unsigned weights below 2^bits in one int16 lane: so many k4 that no sum overflows.
+template <Format F>
+constexpr int k4_per_sum() {
+    if (F.low_bits() == 8 || F.has_levels()) return 1;  // 2 * 128 * 127 = 32,512
+    const int largest = (1 << (F.low_bits() + F.high_bits())) - 1;
+    const int fit = 32767 / (2 * 127 * largest);
+    return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
+template <Format F>
+HR_INLINE ni multiply(ni w, ni magnitude, ni x) {
+    if constexpr (F.low_bits() == 8 || F.has_levels()) return i_maddubs(magnitude, i_sign8(x, w));
+    return i_maddubs(w, x);
+}
+
+template <Format F, int NB, int TT, int TS, int K4>
+HR_INLINE void dot_k4(const uint8_t* const* w, const int32_t* x, ni levels, Ints<NB, TT>& sum,
+                      Ints<NB, TT>& acc) {
+    constexpr int many = k4_per_sum<F>();
+    HR_UNROLL for (int b = 0; b < NB; b++) {
+        const ni q = weight_bytes<F, K4>(w[b], levels), magnitude = i_abs8(q);
         HR_UNROLL for (int t = 0; t < TT; t++) {
-            acc[t] = _mm512_dpbusd_epi32(acc[t], a, _mm512_set1_epi32(x[(2 * i) * TT + t]));
-            acc[t] = _mm512_dpbusd_epi32(acc[t], b, _mm512_set1_epi32(x[(2 * i + 1) * TT + t]));
+            ni& s = sum.v[b][t];
+            const ni p = multiply<F>(q, magnitude, i_set1(x[K4 * TS + t]));
+            s = K4 % many == 0 ? p : i_add16(s, p);
+            // keep the sum in a register: GCC spills it otherwise
+            __asm__ volatile("" : "+v"(s));
+            if constexpr (K4 % many == many - 1) acc.v[b][t] = i_add(acc.v[b][t], i_widen(s));
         }
     }
 }
-
-template <int TT, int K0, int K1>
-HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
-    HR_UNROLL for (int i = K0; i < K1; i++) {
-        __m512i r = _mm512_loadu_si512(w + 64 * i);
-        HR_UNROLL for (int t = 0; t < TT; t++) acc[t] =
-            _mm512_dpbusd_epi32(acc[t], r, _mm512_set1_epi32(x[i * TT + t]));
-    }
-}
-constexpr bool S8_IS_BIASED = true;  // dot_s8 multiplies by q + 128
-
-#elif defined(HR_AVX2)
-
-// Four maddubs results meet in one int16 lane: at most 4 * 2 * 15 * 127 = 15,240, no overflow.
-template <int TT, int K0, int K1>
-HR_INLINE void dot_u4(const uint8_t* w, const int32_t* x, ni* acc) {
-    const __m256i low = _mm256_set1_epi8(15);
-    __m256i s[TT];
-    HR_UNROLL for (int i = K0 / 2; i < K1 / 2; i++) {
-        __m256i r = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 64 * i));
-        __m256i a = _mm256_and_si256(r, low);
-        __m256i b = _mm256_and_si256(_mm256_srli_epi16(r, 4), low);
-        HR_UNROLL for (int t = 0; t < TT; t++) {
-            __m256i p = _mm256_maddubs_epi16(a, _mm256_set1_epi32(x[(2 * i) * TT + t]));
-            s[t] = i == K0 / 2 ? p : _mm256_add_epi16(s[t], p);
-            p = _mm256_maddubs_epi16(b, _mm256_set1_epi32(x[(2 * i + 1) * TT + t]));
-            s[t] = _mm256_add_epi16(s[t], p);
-            __asm__ volatile(""
-                             : "+x"(s[t]));  // keep the sum in a register: GCC spills it otherwise
-        }
-    }
-    const __m256i ones = _mm256_set1_epi16(1);
-    HR_UNROLL for (int t = 0; t < TT; t++) acc[t] =
-        _mm256_add_epi32(acc[t], _mm256_madd_epi16(s[t], ones));
-}
-
-// |w| <= 128 and |x| <= 127: a maddubs pair is at most 2 * 128 * 127 = 32,512, then widened at
-// once.
-template <int TT, int K0, int K1>
-HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
-    const __m256i bias = _mm256_set1_epi8(static_cast<char>(0x80));
-    const __m256i ones = _mm256_set1_epi16(1);
-    HR_UNROLL for (int i = K0; i < K1; i++) {
-        __m256i r = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 64 * i));
-        r = _mm256_xor_si256(r, bias);
-        __m256i magnitude = _mm256_abs_epi8(r);
-        HR_UNROLL for (int t = 0; t < TT; t++) {
-            __m256i signed_x = _mm256_sign_epi8(_mm256_set1_epi32(x[i * TT + t]), r);
-            __m256i p = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, signed_x), ones);
-            acc[t] = _mm256_add_epi32(acc[t], p);
-        }
-    }
-}
-constexpr bool S8_IS_BIASED = false;
-
-#elif defined(HR_NEON)
-
-template <int TT, int K0, int K1>
-HR_INLINE void dot_u4(const uint8_t* w, const int32_t* x, ni* acc) {
-    HR_UNROLL for (int i = K0 / 2; i < K1 / 2; i++) {
-        uint8x16_t r = vld1q_u8(w + 64 * i);
-        int8x16_t a = vreinterpretq_s8_u8(vandq_u8(r, vdupq_n_u8(15)));
-        int8x16_t b = vreinterpretq_s8_u8(vshrq_n_u8(r, 4));
-        HR_UNROLL for (int t = 0; t < TT; t++) {
-            acc[t] = vdotq_s32(acc[t], a, vreinterpretq_s8_s32(vdupq_n_s32(x[(2 * i) * TT + t])));
-            acc[t] =
-                vdotq_s32(acc[t], b, vreinterpretq_s8_s32(vdupq_n_s32(x[(2 * i + 1) * TT + t])));
-        }
-    }
-}
-
-template <int TT, int K0, int K1>
-HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
-    HR_UNROLL for (int i = K0; i < K1; i++) {
-        int8x16_t r = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w + 64 * i), vdupq_n_u8(0x80)));
-        HR_UNROLL for (int t = 0; t < TT; t++) acc[t] =
-            vdotq_s32(acc[t], r, vreinterpretq_s8_s32(vdupq_n_s32(x[i * TT + t])));
-    }
-}
-constexpr bool S8_IS_BIASED = false;
 
 #else
 
-HR_INLINE int32_t dot4(const int8_t* w, int32_t x) {
-    int8_t b[4];
-    memcpy(b, &x, 4);
-    return w[0] * b[0] + w[1] * b[1] + w[2] * b[2] + w[3] * b[3];
+template <Format F, int NB, int TT, int TS, int K4>
+HR_INLINE void dot_k4(const uint8_t* const* w, const int32_t* x, ni levels, Ints<NB, TT>&,
+                      Ints<NB, TT>& acc) {
+    ni q[NB];
+    HR_UNROLL for (int b = 0; b < NB; b++) q[b] = weight_bytes<F, K4>(w[b], levels);
+    HR_UNROLL for (int t = 0; t < TT; t++) {
+        const ni xt = i_set1(x[K4 * TS + t]);
+        HR_UNROLL for (int b = 0; b < NB; b++) acc.v[b][t] = i_dot(acc.v[b][t], q[b], xt);
+    }
 }
-
-template <int TT, int K0, int K1>
-HR_INLINE void dot_u4(const uint8_t* w, const int32_t* x, ni* acc) {
-    for (int i = K0 / 2; i < K1 / 2; i++)
-        for (int l = 0; l < 16; l++) {
-            int8_t a[4], b[4];
-            for (int j = 0; j < 4; j++) {
-                a[j] = static_cast<int8_t>(w[64 * i + 4 * l + j] & 15);
-                b[j] = static_cast<int8_t>(w[64 * i + 4 * l + j] >> 4);
-            }
-            for (int t = 0; t < TT; t++)
-                acc[t].v[l] += dot4(a, x[(2 * i) * TT + t]) + dot4(b, x[(2 * i + 1) * TT + t]);
-        }
-}
-
-template <int TT, int K0, int K1>
-HR_INLINE void dot_s8(const uint8_t* w, const int32_t* x, ni* acc) {
-    for (int i = K0; i < K1; i++)
-        for (int l = 0; l < 16; l++) {
-            int8_t a[4];
-            for (int j = 0; j < 4; j++) a[j] = static_cast<int8_t>(w[64 * i + 4 * l + j] ^ 0x80);
-            for (int t = 0; t < TT; t++) acc[t].v[l] += dot4(a, x[i * TT + t]);
-        }
-}
-constexpr bool S8_IS_BIASED = false;
 
 #endif
 
-// ---------------------------------------------------------------- quantised tiles
-
-template <bool F32>
-HR_INLINE nf load_scale(const uint8_t* p, int index) {
-    return F32 ? n_load(reinterpret_cast<const float*>(p) + index)
-               : n_load_f16(reinterpret_cast<const uint16_t*>(p) + index);
+// acc = dots of half H: k4 in [4 H, 4 H + 4), zero point taken off.
+template <Format F, int NB, int TT, int TS, int H>
+HR_INLINE void half_dots(const uint8_t* const* w, const int32_t* x, ni levels, Ints<NB, TT>& acc) {
+    Ints<NB, TT> sum;
+    start_dots<F, NB, TT, TS, H>(x, acc);
+    dot_k4<F, NB, TT, TS, 4 * H>(w, x, levels, sum, acc);
+    dot_k4<F, NB, TT, TS, 4 * H + 1>(w, x, levels, sum, acc);
+    dot_k4<F, NB, TT, TS, 4 * H + 2>(w, x, levels, sum, acc);
+    dot_k4<F, NB, TT, TS, 4 * H + 3>(w, x, levels, sum, acc);
 }
+
+// ---------------------------------------------------------------- quantised tiles
 
 HR_INLINE float word_float(int32_t w) {
     float f;
@@ -158,71 +163,101 @@ HR_INLINE float word_float(int32_t w) {
     return f;
 }
 
-// Words of the tile block: scales of the halves, weighted sum, corrections of the halves.
-template <int TT>
-constexpr int S_AT = 8 * TT;
-template <int TT>
-constexpr int SS_AT = 10 * TT;
-template <int TT>
-constexpr int Z_AT = 11 * TT;
+// Scale or min `index` of a group; `factor` is what products have in common.
+template <Format F>
+HR_INLINE nf load_scale(const uint8_t* run, int index, nf factor) {
+    if constexpr (F.scale == Scale::F16)
+        return n_load_f16(reinterpret_cast<const uint16_t*>(run) + index);
+    if constexpr (F.scale == Scale::BF16)
+        return n_load_bf16(reinterpret_cast<const uint16_t*>(run) + index);
+    return n_mul(factor, n_load_i8(run + index));
+}
 
-// acc[t] = dot of half H (k4 in [4 H, 4 H + 4)), zero point taken off.
-template <Quant Q, int ZP, int TT, int H>
-HR_INLINE void half_dot(const uint8_t* w, const int32_t* x, ni* acc) {
-    const int32_t* z = x + Z_AT<TT> + H * TT;
-    HR_UNROLL for (int t = 0; t < TT; t++) {
-        if constexpr (Q == Quant::S8 && S8_IS_BIASED) {
-            acc[t] = i_set1(z[t]);
-        } else if constexpr (Q == Quant::U4 && ZP == 8) {
-            acc[t] = i_sra<4>(i_set1(z[t]));  // -8 * sum: exact, z is a multiple of 128
-        } else {
-            acc[t] = i_zero();
+// NB vectors of rows as they pass through the groups: where each vector's panel has arrived, and
+// its lane in it.
+template <int NB>
+struct Stream {
+    const uint8_t* block[NB];
+    int lane;
+    nf d[NB], min_d[NB];
+};
+
+template <Format F, int NB>
+HR_INLINE void begin_block(Stream<NB>& s) {
+    constexpr GroupLayout layout(F);
+    HR_UNROLL for (int b = 0; b < NB; b++) {
+        s.d[b] = s.min_d[b] = n_zero();
+        if constexpr (F.scale == Scale::PRODUCT) {
+            s.d[b] = n_load_f16(reinterpret_cast<const uint16_t*>(s.block[b]) + s.lane);
+            const uint8_t* factors = s.block[b] + layout.min_factors;
+            if constexpr (F.has_min)
+                s.min_d[b] = n_load_f16(reinterpret_cast<const uint16_t*>(factors) + s.lane);
         }
-    }
-    if constexpr (Q == Quant::U4) {
-        dot_u4<TT, 4 * H, 4 * H + 4>(w, x, acc);
-    } else {
-        dot_s8<TT, 4 * H, 4 * H + 4>(w, x, acc);
     }
 }
 
 // One weight scale for the group: sum += (dot0 * s0 + dot1 * s1) * d + min * ss.
-template <Quant Q, int ZP, bool F32, bool MIN, int TT>
-HR_INLINE void add_group(const uint8_t* w, const uint8_t* scales, const uint8_t* mins, int lane,
-                         const int32_t* x, nf* sum) {
-    ni acc[TT];
-    nf f[TT];
-    half_dot<Q, ZP, TT, 0>(w, x, acc);
-    HR_UNROLL for (int t = 0; t < TT; t++) f[t] =
-        n_mul(i_to_f(acc[t]), n_set1(word_float(x[S_AT<TT> + t])));
-    half_dot<Q, ZP, TT, 1>(w, x, acc);
-    HR_UNROLL for (int t = 0; t < TT; t++) f[t] =
-        n_fma(i_to_f(acc[t]), n_set1(word_float(x[S_AT<TT> + TT + t])), f[t]);
-    const nf d = load_scale<F32>(scales, lane);
-    HR_UNROLL for (int t = 0; t < TT; t++) sum[t] = n_fma(f[t], d, sum[t]);
-    if constexpr (MIN) {
-        const nf m = load_scale<F32>(mins, lane);
-        HR_UNROLL for (int t = 0; t < TT; t++) sum[t] =
-            n_fma(m, n_set1(word_float(x[SS_AT<TT> + t])), sum[t]);
+template <Format F, int NB, int TT, int TS>
+HR_INLINE void add_group(const Stream<NB>& s, size_t group, const int32_t* x, ni levels,
+                         Floats<NB, TT>& sum) {
+    constexpr GroupLayout layout(F);
+    const uint8_t* w[NB];
+    Ints<NB, TT> acc;
+    Floats<NB, TT> f;
+    HR_UNROLL for (int b = 0; b < NB; b++) w[b] =
+        s.block[b] + layout.quants + group * layout.quant_bytes + 4 * s.lane;
+    half_dots<F, NB, TT, TS, 0>(w, x, levels, acc);
+    HR_UNROLL for (int t = 0; t < TT; t++) {
+        const nf s0 = n_set1(word_float(x[TileAt<TS>::S + t]));
+        HR_UNROLL for (int b = 0; b < NB; b++) f.v[b][t] = n_mul(i_to_f(acc.v[b][t]), s0);
+    }
+    half_dots<F, NB, TT, TS, 1>(w, x, levels, acc);
+    HR_UNROLL for (int t = 0; t < TT; t++) {
+        const nf s1 = n_set1(word_float(x[TileAt<TS>::S + TS + t]));
+        HR_UNROLL for (int b = 0; b < NB; b++) f.v[b][t] =
+            n_fma(i_to_f(acc.v[b][t]), s1, f.v[b][t]);
+    }
+    HR_UNROLL for (int b = 0; b < NB; b++) {
+        const uint8_t* scales = s.block[b] + layout.scales + group * layout.run;
+        const nf d = load_scale<F>(scales, s.lane, s.d[b]);
+        HR_UNROLL for (int t = 0; t < TT; t++) sum.v[b][t] = n_fma(f.v[b][t], d, sum.v[b][t]);
+    }
+    if constexpr (F.has_min) {
+        nf m[NB];
+        HR_UNROLL for (int b = 0; b < NB; b++) m[b] =
+            load_scale<F>(s.block[b] + layout.mins + group * layout.run, s.lane, s.min_d[b]);
+        HR_UNROLL for (int t = 0; t < TT; t++) {
+            const nf ss = n_set1(word_float(x[TileAt<TS>::SS + t]));
+            HR_UNROLL for (int b = 0; b < NB; b++) sum.v[b][t] = n_fma(m[b], ss, sum.v[b][t]);
+        }
     }
 }
 
 // A weight scale per half: sum += dot * d * s + min * s * sum(q), first half first.
-template <Quant Q, int ZP, bool F32, bool MIN, int TT, int H>
-HR_INLINE void add_half(const uint8_t* w, const uint8_t* scales, const uint8_t* mins, int lane,
-                        const int32_t* x, nf* sum) {
-    ni acc[TT];
-    half_dot<Q, ZP, TT, H>(w, x, acc);
-    const nf d = load_scale<F32>(scales, H * PANEL + lane);
-    const int32_t* s = x + S_AT<TT> + H * TT;
-    HR_UNROLL for (int t = 0; t < TT; t++) sum[t] =
-        n_fma(n_mul(i_to_f(acc[t]), d), n_set1(word_float(s[t])), sum[t]);
-    if constexpr (MIN) {
-        const nf m = load_scale<F32>(mins, H * PANEL + lane);
-        const int32_t* z = x + Z_AT<TT> + H * TT;
-        HR_UNROLL for (int t = 0; t < TT; t++) {
-            const float ss = word_float(s[t]) * (static_cast<float>(z[t]) * -0x1p-7f);
-            sum[t] = n_fma(m, n_set1(ss), sum[t]);
+template <Format F, int NB, int TT, int TS, int H>
+HR_INLINE void add_half(const Stream<NB>& s, size_t group, const int32_t* x, ni levels,
+                        Floats<NB, TT>& sum) {
+    constexpr GroupLayout layout(F);
+    const uint8_t* w[NB];
+    const int32_t* scale = x + TileAt<TS>::S + H * TS;
+    const int32_t* z = x + TileAt<TS>::Z + H * TS;
+    const int index = H * PANEL + s.lane;
+    Ints<NB, TT> acc;
+    HR_UNROLL for (int b = 0; b < NB; b++) w[b] =
+        s.block[b] + layout.quants + group * layout.quant_bytes + 4 * s.lane;
+    half_dots<F, NB, TT, TS, H>(w, x, levels, acc);
+    HR_UNROLL for (int b = 0; b < NB; b++) {
+        const uint8_t* scales = s.block[b] + layout.scales + group * layout.run;
+        const nf d = load_scale<F>(scales, index, s.d[b]);
+        HR_UNROLL for (int t = 0; t < TT; t++) sum.v[b][t] =
+            n_fma(n_mul(i_to_f(acc.v[b][t]), d), n_set1(word_float(scale[t])), sum.v[b][t]);
+        if constexpr (F.has_min) {
+            const uint8_t* mins = s.block[b] + layout.mins + group * layout.run;
+            const nf m = load_scale<F>(mins, index, s.min_d[b]);
+            HR_UNROLL for (int t = 0; t < TT; t++) {
+                const float ss = word_float(scale[t]) * (static_cast<float>(z[t]) * -0x1p-7f);
+                sum.v[b][t] = n_fma(m, n_set1(ss), sum.v[b][t]);
+            }
         }
     }
 }
@@ -231,31 +266,38 @@ HR_INLINE void add_half(const uint8_t* w, const uint8_t* scales, const uint8_t* 
 // the best of 1, 2, 4 and 8 KiB on Zen 4; past the end of the weights a prefetch does nothing.
 constexpr size_t PREFETCH = 4096;
 
-// LANES rows of one panel against TT tokens.
-template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT, int TT>
-HR_INLINE void quant_rows(const LinearArgs& a, const uint8_t* panel, int lane, bool is_first,
-                          const int32_t* x, nf* sum) {
-    constexpr int words = TILE_WORDS * TT;
-    constexpr size_t quants = Q == Quant::U4 ? 256 : 512;
-    constexpr size_t run = PANEL * (F32 ? 4 : 2) * (SPLIT ? 2 : 1);
-    constexpr size_t bytes = quants + run * (MIN ? 2 : 1);
-    HR_UNROLL for (int t = 0; t < TT; t++) sum[t] = n_zero();
-    const uint8_t* group = panel;
-    for (int g = 0; g < a.layout.groups; g++, group += bytes, x += words) {
-        if (is_first && lane == 0) {
-            HR_UNROLL for (size_t i = 0; i < bytes; i += 64)
-                __builtin_prefetch(group + PREFETCH + i);
+HR_INLINE void prefetch_lines(const uint8_t* p, size_t bytes) {
+    HR_UNROLL for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + PREFETCH + i);
+}
+
+// sum = NB vectors of rows against TT tokens of a tile block of TS.
+template <Format F, int NB, int TT, int TS>
+HR_INLINE void quant_rows(Stream<NB> s, int groups, bool is_first, const int32_t* x,
+                          Floats<NB, TT>& sum) {
+    constexpr GroupLayout layout(F);
+    const ni levels = load_levels<F>();
+    HR_UNROLL for (int b = 0; b < NB; b++) HR_UNROLL for (int t = 0; t < TT; t++) sum.v[b][t] =
+        n_zero();
+    for (int g = 0; g < groups; g += static_cast<int>(layout.block_groups)) {
+        begin_block<F, NB>(s);
+        if (is_first && layout.block_groups > 1) prefetch_lines(s.block[0], layout.quants);
+        for (size_t j = 0; j < layout.block_groups; j++, x += TILE_WORDS * TS) {
+            constexpr size_t bytes =
+                layout.block_groups > 1 ? layout.quant_bytes : layout.block_bytes;
+            if (is_first) prefetch_lines(s.block[0] + layout.quants + j * bytes, bytes);
+            if constexpr (F.is_split) {
+                add_half<F, NB, TT, TS, 0>(s, j, x, levels, sum);
+                add_half<F, NB, TT, TS, 1>(s, j, x, levels, sum);
+            } else {
+                add_group<F, NB, TT, TS>(s, j, x, levels, sum);
+            }
         }
-        const uint8_t* w = group + 4 * lane;
-        const uint8_t* scales = group + quants;
-        const uint8_t* mins = scales + run;
-        if constexpr (SPLIT) {
-            add_half<Q, ZP, F32, MIN, TT, 0>(w, scales, mins, lane, x, sum);
-            add_half<Q, ZP, F32, MIN, TT, 1>(w, scales, mins, lane, x, sum);
-        } else {
-            add_group<Q, ZP, F32, MIN, TT>(w, scales, mins, lane, x, sum);
-        }
+        HR_UNROLL for (int b = 0; b < NB; b++) s.block[b] += layout.block_bytes;
     }
+}
+
+HR_INLINE const int32_t* tile_words(const LinearArgs& a, int token) {
+    return a.xq + static_cast<size_t>(TILE_WORDS) * a.layout.groups * static_cast<size_t>(token);
 }
 
 // Lanes past the last row of the matrix are computed on zero weights and dropped here.
@@ -280,34 +322,69 @@ HR_INLINE void store_rows(const LinearArgs& a, int row, int token, nf* sum) {
     }
 }
 
-template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT, int TT>
+template <Format F, int TT>
 static void quant_panel(const LinearArgs& a, int p, int token) {
     const uint8_t* panel = a.weight + static_cast<size_t>(p) * a.layout.stride;
-    const size_t group_words = static_cast<size_t>(TILE_WORDS) * a.layout.groups;
-    const int32_t* x = a.xq + group_words * static_cast<size_t>(token);
+    const int32_t* x = tile_words(a, token);
     for (int lane = 0; lane < PANEL; lane += LANES) {
-        nf sum[TT];
-        quant_rows<Q, ZP, F32, MIN, SPLIT, TT>(a, panel, lane, token == 0, x, sum);
-        store_rows<TT>(a, p * PANEL + lane, token, sum);
+        Stream<1> s{{panel}, lane, {}, {}};
+        Floats<1, TT> sum;
+        quant_rows<F, 1, TT, TT>(s, a.layout.groups, token == 0 && lane == 0, x, sum);
+        store_rows<TT>(a, p * PANEL + lane, token, sum.v[0]);
     }
 }
 
 // The tile of `count` < MAX_TILE tokens that is left over: its own kernel for each count.
-template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT, int TT = MAX_TILE - 1>
+template <Format F, int TT = MAX_TILE - 1>
 static void quant_tail(const LinearArgs& a, int p, int token, int count) {
     if constexpr (TT > 0) {
-        if (count == TT) return quant_panel<Q, ZP, F32, MIN, SPLIT, TT>(a, p, token);
-        quant_tail<Q, ZP, F32, MIN, SPLIT, TT - 1>(a, p, token, count);
+        if (count == TT) return quant_panel<F, TT>(a, p, token);
+        quant_tail<F, TT - 1>(a, p, token, count);
     }
 }
 
-template <Quant Q, int ZP, bool F32, bool MIN, bool SPLIT>
+// Two panels against half a tile: with many tokens multiplying is the bound, and so each activation
+// that is loaded serves two vectors of weights.
+template <Format F>
+static void quant_pair(const LinearArgs& a, int p, int token) {
+    constexpr int TT = MAX_TILE / 2;
+    const uint8_t* panel = a.weight + static_cast<size_t>(p) * a.layout.stride;
+    const Stream<2> s{{panel, panel + a.layout.stride}, 0, {}, {}};
+    for (int half = 0; half < MAX_TILE; half += TT) {
+        const int32_t* x = tile_words(a, token) + half;
+        Floats<2, TT> sum;
+        quant_rows<F, 2, TT, MAX_TILE>(s, a.layout.groups, false, x, sum);
+        for (int b = 0; b < 2; b++) store_rows<TT>(a, (p + b) * PANEL, token + half, sum.v[b]);
+    }
+}
+
+constexpr bool HAS_PAIRS = LANES == PANEL;
+constexpr int PAIRS_PER_RUN = 4;
+
+template <Format F>
 static void quant_linear(const LinearArgs& a) {
-    for (int p = a.begin; p < a.end; p++) {
-        int token = 0;
-        for (; token + MAX_TILE <= a.tokens; token += MAX_TILE)
-            quant_panel<Q, ZP, F32, MIN, SPLIT, MAX_TILE>(a, p, token);
-        quant_tail<Q, ZP, F32, MIN, SPLIT>(a, p, token, a.tokens - token);
+    const int whole = a.tokens / MAX_TILE * MAX_TILE, left = a.tokens - whole;
+    int p = a.begin;
+    if constexpr (HAS_PAIRS) {
+        // tile by tile, so that a tile's activations are in the first cache for all pairs of a run
+        for (; a.tokens > MAX_TILE && p + 2 <= a.end;) {
+            const int end = imin(p + 2 * PAIRS_PER_RUN, p + (a.end - p) / 2 * 2);
+            for (int token = 0; token < whole; token += MAX_TILE)
+                for (int q = p; q < end; q += 2) quant_pair<F>(a, q, token);
+            for (; p < end; p++) quant_tail<F>(a, p, whole, left);
+        }
+    }
+    for (; p < a.end; p++) {
+        for (int token = 0; token < whole; token += MAX_TILE) quant_panel<F, MAX_TILE>(a, p, token);
+        quant_tail<F>(a, p, whole, left);
+    }
+}
+
+template <size_t I = 0>
+static void quant_dispatch(const LinearArgs& a) {
+    if constexpr (I < formats::COUNT) {
+        if (a.format == formats::ALL[I]) return quant_linear<formats::ALL[I]>(a);
+        quant_dispatch<I + 1>(a);
     }
 }
 
@@ -359,26 +436,12 @@ static void float_linear(const LinearArgs& a) {
 
 // ---------------------------------------------------------------- entry
 
-// If you add a format, also edit pack.cpp and the table in docs/architecture.md.
 static void linear(const LinearArgs& a) {
-    const Format& f = a.format;
-    switch (f.quant) {
+    switch (a.format.quant) {
         case Quant::F32: return float_linear<Quant::F32>(a);
         case Quant::F16: return float_linear<Quant::F16>(a);
         case Quant::BF16: return float_linear<Quant::BF16>(a);
-        case Quant::U4:
-            if (f.zero_point == 8) return quant_linear<Quant::U4, 8, false, false, false>(a);
-            if (f.has_f32_scale) return quant_linear<Quant::U4, 0, true, true, false>(a);
-            return quant_linear<Quant::U4, 0, false, true, false>(a);
-        case Quant::S8:
-            if (f.is_split)
-                return f.has_min ? quant_linear<Quant::S8, 0, true, true, true>(a)
-                                 : quant_linear<Quant::S8, 0, true, false, true>(a);
-            if (f.has_f32_scale)
-                return f.has_min ? quant_linear<Quant::S8, 0, true, true, false>(a)
-                                 : quant_linear<Quant::S8, 0, true, false, false>(a);
-            return f.has_min ? quant_linear<Quant::S8, 0, false, true, false>(a)
-                             : quant_linear<Quant::S8, 0, false, false, false>(a);
+        default: return quant_dispatch(a);
     }
 }
 

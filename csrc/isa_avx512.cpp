@@ -1,4 +1,5 @@
-// The kernels compiled for avx512: every algorithm is in the .inl files, only the flags differ.
+// The kernels compiled for AVX-512 without VNNI: every algorithm is in the .inl files, only the
+// flags differ.
 #include "kernels.h"
 
 #if defined(__x86_64__)

@@ -86,6 +86,7 @@ struct Kernels {
 const Kernels* kernels_scalar();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
+const Kernels* kernels_avx512_vnni();
 const Kernels* kernels_neon();
 const Kernels* select_kernels(const char* name);  // "" picks the best; null when unavailable
 

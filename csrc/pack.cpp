@@ -21,14 +21,14 @@ namespace headrace {
 
 namespace {
 
-using packing::float_to_half;
 using packing::half_to_float;
 
-// One row on its way from blocks to panels.
+// One row on its way from blocks to panels. Scales and mins are 16-bit patterns as the panel stores
+// them, or, for products, bytes of `sub` and `submin` with their factors in `scale` and `min`.
 struct Row {
-    std::vector<uint8_t> q;    // [k], as the panel stores it
-    std::vector<float> scale;  // [k / 32] or [k / 16]
-    std::vector<float> min;
+    std::vector<uint8_t> q;            // [k], as the panel stores them
+    std::vector<uint16_t> scale, min;  // [k / 32], products: [k / 256]
+    std::vector<int8_t> sub, submin;   // [k / 32] or [k / 16]
 };
 
 struct KindInfo {
@@ -38,22 +38,14 @@ struct KindInfo {
 };
 
 constexpr KindInfo KINDS[] = {
-    {Kind::F32, 1, 4, {Quant::F32}},
-    {Kind::F16, 1, 2, {Quant::F16}},
-    {Kind::BF16, 1, 2, {Quant::BF16}},
-    {Kind::Q4_0, 32, 18, {Quant::U4, 8, false, false, false}},
-    {Kind::Q4_1, 32, 20, {Quant::U4, 0, false, true, false}},
-    {Kind::Q5_0, 32, 22, {Quant::S8, 0, false, false, false}},
-    {Kind::Q5_1, 32, 24, {Quant::S8, 0, false, true, false}},
-    {Kind::Q8_0, 32, 34, {Quant::S8, 0, false, false, false}},
-    {Kind::Q2_K, 256, 84, {Quant::S8, 0, true, true, true}},
-    {Kind::Q3_K, 256, 110, {Quant::S8, 0, true, false, true}},
-    {Kind::Q4_K, 256, 144, {Quant::U4, 0, true, true, false}},
-    {Kind::Q5_K, 256, 176, {Quant::S8, 0, true, true, false}},
-    {Kind::Q6_K, 256, 210, {Quant::S8, 0, true, false, true}},
-    {Kind::IQ4_NL, 32, 18, {Quant::S8, 0, false, false, false}},
-    {Kind::IQ4_XS, 256, 136, {Quant::S8, 0, true, false, false}},
-    {Kind::MXFP4, 32, 17, {Quant::S8, 0, true, false, false}},
+    {Kind::F32, 1, 4, {Quant::F32}},          {Kind::F16, 1, 2, {Quant::F16}},
+    {Kind::BF16, 1, 2, {Quant::BF16}},        {Kind::Q4_0, 32, 18, formats::U4_ZERO8},
+    {Kind::Q4_1, 32, 20, formats::U4_MIN},    {Kind::Q5_0, 32, 22, formats::U5_ZERO16},
+    {Kind::Q5_1, 32, 24, formats::U5_MIN},    {Kind::Q8_0, 32, 34, formats::S8},
+    {Kind::Q2_K, 256, 84, formats::U2_K},     {Kind::Q3_K, 256, 110, formats::U3_K},
+    {Kind::Q4_K, 256, 144, formats::U4_K},    {Kind::Q5_K, 256, 176, formats::U5_K},
+    {Kind::Q6_K, 256, 210, formats::U6_K},    {Kind::IQ4_NL, 32, 18, formats::IQ4},
+    {Kind::IQ4_XS, 256, 136, formats::IQ4_K}, {Kind::MXFP4, 32, 17, formats::E2M1},
 };
 
 const KindInfo* find(Kind kind) {
@@ -68,14 +60,13 @@ uint16_t read16(const uint8_t* p) {
     return v;
 }
 float read_half(const uint8_t* p) { return half_to_float(read16(p)); }
-uint8_t biased(int q) { return static_cast<uint8_t>(q + 128); }
 
-// Non-linear 4-bit levels of IQ4_NL and IQ4_XS; E2M1 levels of MXFP4, doubled to be integers.
-constexpr int8_t IQ4_LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                   1,    13,   25,  38,  53,  69,  89,  113};
-constexpr int8_t E2M1_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-int nibble(const uint8_t* q, int i) { return i < 16 ? q[i] & 15 : q[i - 16] >> 4; }
+float bf16_to_float(uint16_t h) {
+    const uint32_t bits = static_cast<uint32_t>(h) << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
 
 // 12 bytes of eight 6-bit scales and eight 6-bit mins (Q4_K, Q5_K).
 void scale_min(const uint8_t* s, int j, int* scale, int* min) {
@@ -88,12 +79,8 @@ void scale_min(const uint8_t* s, int j, int* scale, int* min) {
     }
 }
 
-float e8m0_half(uint8_t e) {  // 2^(e - 127) / 2, exact down to the subnormal ends
-    uint32_t bits = e >= 2 ? static_cast<uint32_t>(e - 1) << 23 : 0x00200000u << e;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
+// 2^(e - 127) / 2 as bf16, exact down to the subnormal ends.
+uint16_t e8m0_half(uint8_t e) { return static_cast<uint16_t>(e >= 2 ? (e - 1) << 7 : 0x20 << e); }
 
 // ---- one block to integers, scales, mins; g = index of its first group of 32
 
@@ -106,8 +93,8 @@ void split_nibbles(const uint8_t* p, uint8_t* q) {
 }
 
 void unpack_q4(const uint8_t* b, bool has_min, Row& r, size_t g) {
-    r.scale[g] = read_half(b);
-    if (has_min) r.min[g] = read_half(b + 2);
+    r.scale[g] = read16(b);
+    if (has_min) r.min[g] = read16(b + 2);
     split_nibbles(b + (has_min ? 4 : 2), &r.q[g * GROUP]);
 }
 
@@ -115,98 +102,94 @@ void unpack_q5(const uint8_t* b, bool has_min, Row& r, size_t g) {
     uint8_t* q = &r.q[g * GROUP];
     uint32_t high;
     memcpy(&high, b + (has_min ? 4 : 2), 4);
-    r.scale[g] = read_half(b);
-    if (has_min) r.min[g] = read_half(b + 2);
+    r.scale[g] = read16(b);
+    if (has_min) r.min[g] = read16(b + 2);
     split_nibbles(b + (has_min ? 8 : 6), q);
-    const int zero_point = has_min ? 0 : 16;
-    for (int i = 0; i < GROUP; i++) q[i] = biased((q[i] | (((high >> i) & 1) << 4)) - zero_point);
+    for (int i = 0; i < GROUP; i++) q[i] |= static_cast<uint8_t>(((high >> i) & 1) << 4);
 }
 
 void unpack_q8_0(const uint8_t* b, Row& r, size_t g) {
-    r.scale[g] = read_half(b);
+    r.scale[g] = read16(b);
     for (int i = 0; i < GROUP; i++) r.q[g * GROUP + i] = b[2 + i] ^ 0x80;
-}
-
-void unpack_iq4_nl(const uint8_t* b, Row& r, size_t g) {
-    r.scale[g] = read_half(b);
-    for (int i = 0; i < GROUP; i++) r.q[g * GROUP + i] = biased(IQ4_LEVELS[nibble(b + 2, i)]);
 }
 
 void unpack_mxfp4(const uint8_t* b, Row& r, size_t g) {
     r.scale[g] = e8m0_half(b[0]);
-    for (int i = 0; i < GROUP; i++) r.q[g * GROUP + i] = biased(E2M1_LEVELS[nibble(b + 1, i)]);
+    split_nibbles(b + 1, &r.q[g * GROUP]);
+}
+
+// The factors of a block of 256; that of the mins is stored negative.
+void take_factors(const uint8_t* d, const uint8_t* dmin, Row& r, size_t g) {
+    r.scale[g / 8] = read16(d);
+    if (dmin) r.min[g / 8] = read16(dmin) ^ 0x8000;
 }
 
 void unpack_q2_k(const uint8_t* b, Row& r, size_t g) {
-    float d = read_half(b + 80), dmin = read_half(b + 82);
+    take_factors(b + 80, b + 82, r, g);
     for (int i = 0; i < 256; i++) {
         int run = i / 128, within = i % 128;  // 32 bytes hold 128 weights, two bits each
-        int q = (b[16 + 32 * run + within % 32] >> (2 * (within / 32))) & 3;
-        r.q[g * GROUP + i] = biased(q);
+        r.q[g * GROUP + i] = (b[16 + 32 * run + within % 32] >> (2 * (within / 32))) & 3;
     }
     for (int j = 0; j < 16; j++) {
-        r.scale[2 * g + j] = d * static_cast<float>(b[j] & 15);
-        r.min[2 * g + j] = -(dmin * static_cast<float>(b[j] >> 4));
+        r.sub[2 * g + j] = b[j] & 15;
+        r.submin[2 * g + j] = static_cast<int8_t>(b[j] >> 4);
     }
 }
 
 void unpack_q3_k(const uint8_t* b, Row& r, size_t g) {
     const uint8_t *mask = b, *low = b + 32, *s = b + 96;
-    float d = read_half(b + 108);
+    take_factors(b + 108, nullptr, r, g);
     for (int i = 0; i < 256; i++) {
         int run = i / 128, within = i % 128;
         int q = (low[32 * run + within % 32] >> (2 * (within / 32))) & 3;
-        int has_high = (mask[i % 32] >> (i / 32)) & 1;
-        r.q[g * GROUP + i] = biased(has_high ? q : q - 4);
+        int high = (mask[i % 32] >> (i / 32)) & 1;
+        r.q[g * GROUP + i] = static_cast<uint8_t>(q | high << 2);
     }
     for (int j = 0; j < 16; j++) {
         int lo = j < 8 ? s[j] & 15 : s[j - 8] >> 4;
         int hi = (s[8 + j % 4] >> (2 * (j / 4))) & 3;
-        r.scale[2 * g + j] = d * static_cast<float>((lo | (hi << 4)) - 32);
+        r.sub[2 * g + j] = static_cast<int8_t>((lo | (hi << 4)) - 32);
     }
 }
 
 void unpack_q45_k(const uint8_t* b, Row& r, size_t g, bool is_five) {
-    float d = read_half(b), dmin = read_half(b + 2);
     const uint8_t* high = b + 16;
     const uint8_t* q = b + (is_five ? 48 : 16);
+    take_factors(b, b + 2, r, g);
     for (int j = 0; j < 8; j++) {
         int scale, min;
         scale_min(b + 4, j, &scale, &min);
-        r.scale[g + j] = d * static_cast<float>(scale);
-        r.min[g + j] = -(dmin * static_cast<float>(min));
+        r.sub[g + j] = static_cast<int8_t>(scale);
+        r.submin[g + j] = static_cast<int8_t>(min);
         for (int i = 0; i < GROUP; i++) {
             uint8_t byte = q[32 * (j / 2) + i];
             int v = j % 2 ? byte >> 4 : byte & 15;
             if (is_five) v |= ((high[i] >> j) & 1) << 4;
-            r.q[(g + j) * GROUP + i] = is_five ? biased(v) : static_cast<uint8_t>(v);
+            r.q[(g + j) * GROUP + i] = static_cast<uint8_t>(v);
         }
     }
 }
 
 void unpack_q6_k(const uint8_t* b, Row& r, size_t g) {
     const uint8_t *low = b, *high = b + 128;
-    float d = read_half(b + 208);
+    take_factors(b + 208, nullptr, r, g);
     for (int i = 0; i < 256; i++) {
         int run = i / 128, within = i % 128, quarter = within / 32, l = within % 32;
         uint8_t lo = low[64 * run + 32 * (quarter % 2) + l];
-        int v =
-            (quarter < 2 ? lo & 15 : lo >> 4) | (((high[32 * run + l] >> (2 * quarter)) & 3) << 4);
-        r.q[g * GROUP + i] = biased(v - 32);
+        int hi = (high[32 * run + l] >> (2 * quarter)) & 3;
+        r.q[g * GROUP + i] = static_cast<uint8_t>((quarter < 2 ? lo & 15 : lo >> 4) | hi << 4);
     }
-    for (int j = 0; j < 16; j++)
-        r.scale[2 * g + j] = d * static_cast<float>(static_cast<int8_t>(b[192 + j]));
+    memcpy(&r.sub[2 * g], b + 192, 16);
 }
 
 void unpack_iq4_xs(const uint8_t* b, Row& r, size_t g) {
-    float d = read_half(b);
     uint16_t high = read16(b + 2);
-    for (int j = 0; j < 8; j++) {
+    take_factors(b, nullptr, r, g);
+    for (size_t j = 0; j < 8; j++) {
         int lo = (b[4 + j / 2] >> (4 * (j % 2))) & 15;
         int scale = lo | (((high >> (2 * j)) & 3) << 4);
-        r.scale[g + j] = d * static_cast<float>(scale - 32);
-        for (int i = 0; i < GROUP; i++)
-            r.q[(g + j) * GROUP + i] = biased(IQ4_LEVELS[nibble(b + 8 + 16 * j, i)]);
+        r.sub[g + j] = static_cast<int8_t>(scale - 32);
+        split_nibbles(b + 8 + 16 * j, &r.q[(g + j) * GROUP]);
     }
 }
 
@@ -219,7 +202,7 @@ void unpack_block(Kind kind, const uint8_t* b, Row& r, size_t g) {
         case Kind::Q5_K: return unpack_q45_k(b, r, g, true);
         case Kind::Q6_K: return unpack_q6_k(b, r, g);
         case Kind::IQ4_XS: return unpack_iq4_xs(b, r, g);
-        case Kind::IQ4_NL: return unpack_iq4_nl(b, r, g);
+        case Kind::IQ4_NL:  // nibbles like Q4_0's, read by a table
         case Kind::Q4_0: return unpack_q4(b, false, r, g);
         case Kind::Q4_1: return unpack_q4(b, true, r, g);
         case Kind::Q5_0: return unpack_q5(b, false, r, g);
@@ -231,60 +214,57 @@ void unpack_block(Kind kind, const uint8_t* b, Row& r, size_t g) {
 
 // ---- a row into its lane of a panel
 
-size_t quant_offset(const Weight& w, int k, int lane) {
-    size_t group = static_cast<size_t>(k) / GROUP, k4 = static_cast<size_t>(k % GROUP) / 4;
-    size_t row = w.format.quant == Quant::U4 ? k4 / 2 : k4;
-    return group * w.layout.group_bytes + 64 * row + 4u * static_cast<size_t>(lane) + k % 4;
-}
-
-// Offset of scale `j` of a lane, from the panel; its min lies layout.mins - layout.scales further.
-size_t scale_offset(const Weight& w, size_t j, int lane) {
-    size_t per_group = w.format.is_split ? 2 : 1;
-    size_t index = j % per_group * PANEL + static_cast<size_t>(lane);
-    return j / per_group * w.layout.group_bytes + w.layout.scales + index * w.format.scale_bytes();
-}
-
-void put_scale(const Format& f, uint8_t* p, float value) {
-    if (f.has_f32_scale) {
-        memcpy(p, &value, 4);
-    } else {
-        uint16_t half = float_to_half(value);  // exact: the value came from an f16
-        memcpy(p, &half, 2);
+// BITS of every value of a group, from bit FROM on, to a plane: its word of each 64-byte row.
+template <int BITS>
+void place_plane(const uint8_t* q, int from, uint8_t* at) {
+    constexpr int fit = 8 / BITS;
+    constexpr uint32_t mask = 0x01010101u * ((1u << BITS) - 1);
+    for (int row = 0; row < 8 / fit; row++) {
+        uint32_t packed = 0;
+        for (int j = 0; j < fit; j++) {
+            uint32_t word;
+            memcpy(&word, q + 4 * (row * fit + j), 4);
+            packed |= ((word >> from) & mask) << (j * BITS);
+        }
+        memcpy(at + 64 * row, &packed, 4);
     }
 }
 
-float get_scale(const Format& f, const uint8_t* p) {
-    if (!f.has_f32_scale) return read_half(p);
-    float value;
-    memcpy(&value, p, 4);
-    return value;
+void place_group(const Format& f, const uint8_t* q, uint8_t* at) {
+    const int low = f.low_bits(), high = f.high_bits();
+    uint8_t* rest = at + low * GROUP * PANEL / 8;
+    if (low == 2) place_plane<2>(q, 0, at);
+    if (low == 4) place_plane<4>(q, 0, at);
+    if (low == 8) place_plane<8>(q, 0, at);
+    if (high == 1) place_plane<1>(q, low, rest);
+    if (high == 2) place_plane<2>(q, low, rest);
 }
 
-// Four values at a time: one word of the lane in a 64-byte row (U4: two words share it).
-void place_group(const Weight& w, const uint8_t* q, uint8_t* at) {
-    uint32_t low, high;
-    if (w.format.quant == Quant::S8) {
-        for (int i = 0; i < 8; i++) memcpy(at + 64 * i, q + 4 * i, 4);
-        return;
-    }
-    for (int i = 0; i < 4; i++) {
-        memcpy(&low, q + 8 * i, 4);
-        memcpy(&high, q + 8 * i + 4, 4);
-        low |= high << 4;
-        memcpy(at + 64 * i, &low, 4);
-    }
+void put16(uint8_t* p, uint16_t value) { memcpy(p, &value, 2); }
+
+// Scales or mins of one row: `first` is where those of a lane 0 begin in the first block.
+void place_scales(const Weight& w, const std::vector<uint16_t>& scale, uint8_t* at) {
+    for (size_t j = 0; j < scale.size(); j++) put16(at + j * w.layout.group.block_bytes, scale[j]);
+}
+
+void place_subscales(const Weight& w, const std::vector<int8_t>& sub, size_t first, uint8_t* at) {
+    const GroupLayout& layout = w.layout.group;
+    const size_t per_block = layout.block_groups * (w.format.is_split ? 2 : 1);
+    for (size_t j = 0; j < sub.size(); j++)
+        at[j / per_block * layout.block_bytes + first + j % per_block * PANEL] =
+            static_cast<uint8_t>(sub[j]);
 }
 
 void place_row(const Weight& w, const Row& r, uint8_t* panel, int lane) {
-    const Format& f = w.format;
+    const GroupLayout& layout = w.layout.group;
     for (int g = 0; g < w.layout.groups; g++)
-        place_group(w, &r.q[static_cast<size_t>(g) * GROUP],
-                    panel + static_cast<size_t>(g) * w.layout.group_bytes + 4 * lane);
-    for (size_t j = 0; j < r.scale.size(); j++) {
-        uint8_t* at = panel + scale_offset(w, j, lane);
-        put_scale(f, at, r.scale[j]);
-        if (f.has_min) put_scale(f, at + w.layout.mins - w.layout.scales, r.min[j]);
-    }
+        place_group(w.format, &r.q[static_cast<size_t>(g) * GROUP],
+                    panel + layout.quants_at(g) + 4 * lane);
+    const bool is_product = w.format.scale == Scale::PRODUCT;
+    place_scales(w, r.scale, panel + (is_product ? 0 : layout.scales) + 2 * lane);
+    place_scales(w, r.min, panel + (is_product ? layout.min_factors : layout.mins) + 2 * lane);
+    place_subscales(w, r.sub, layout.scales, panel + lane);
+    place_subscales(w, r.submin, layout.mins, panel + lane);
 }
 
 void place_float_row(const Weight& w, const uint8_t* row, uint8_t* panel, int lane) {
@@ -315,6 +295,49 @@ void pack_panel(Weight& w, const KindInfo& info, const PackPart* parts, int p, R
     }
 }
 
+void size_row(const Weight& w, Row& r) {
+    if (w.format.is_float()) return;
+    const size_t groups = static_cast<size_t>(w.layout.groups);
+    const bool is_product = w.format.scale == Scale::PRODUCT;
+    const size_t subs = is_product ? groups * (w.format.is_split ? 2 : 1) : 0;
+    const size_t scales = groups / w.layout.group.block_groups;
+    r.q.resize(static_cast<size_t>(w.k));
+    r.scale.resize(scales);
+    r.min.resize(w.format.has_min ? scales : 0);
+    r.sub.resize(subs);
+    r.submin.resize(w.format.has_min ? subs : 0);
+}
+
+// ---- back to values
+
+int get_bits(const uint8_t* plane, int bits, int k, int lane) {
+    const int fit = 8 / bits, k4 = k % GROUP / 4;
+    const uint8_t byte = plane[64 * (k4 / fit) + 4 * lane + k % 4];
+    return (byte >> (k4 % fit * bits)) & ((1 << bits) - 1);
+}
+
+int get_integer(const Weight& w, const uint8_t* panel, int k, int lane) {
+    const Format& f = w.format;
+    const int low = f.low_bits(), high = f.high_bits();
+    const uint8_t* plane = panel + w.layout.group.quants_at(k / GROUP);
+    int q = get_bits(plane, low, k, lane);
+    if (low == 8) return q - 128;
+    if (f.has_levels()) return f.levels()[q];
+    if (high > 0) q |= get_bits(plane + low * GROUP * PANEL / 8, high, k, lane) << low;
+    return q - f.zero_point;
+}
+
+// Scale, or min, `j` of group `g`.
+float get_scale(const Weight& w, const uint8_t* panel, int g, int j, int lane, bool is_min) {
+    const GroupLayout& layout = w.layout.group;
+    const int index = j * PANEL + lane;
+    const uint8_t* run = panel + (is_min ? layout.mins_at(g) : layout.scales_at(g));
+    if (w.format.scale == Scale::F16) return read_half(run + 2 * index);
+    if (w.format.scale == Scale::BF16) return bf16_to_float(read16(run + 2 * index));
+    const uint8_t* factors = panel + layout.block_at(g) + (is_min ? layout.min_factors : 0);
+    return read_half(factors + 2 * lane) * static_cast<float>(static_cast<int8_t>(run[index]));
+}
+
 }  // namespace
 
 bool kind_geometry(Kind kind, int* block_elements, int* block_bytes) {
@@ -336,14 +359,8 @@ std::unique_ptr<Weight> pack(Kind kind, const PackPart* parts, int num_parts, in
     w->panels = (w->n + PANEL - 1) / PANEL;
     w->span = pool.slabs().take(w->bytes());
     w->data = w->span.data;
-    size_t scales = static_cast<size_t>(w->layout.groups) * (w->format.is_split ? 2 : 1);
     std::vector<Row> rows(static_cast<size_t>(pool.num_threads()));
-    for (Row& r : rows) {
-        if (w->format.is_float()) break;
-        r.q.resize(static_cast<size_t>(k));
-        r.scale.resize(scales);
-        if (w->format.has_min) r.min.resize(scales);
-    }
+    for (Row& r : rows) size_row(*w, r);
     pool.parallel_for(w->panels, [&](int thread, int p) {
         pack_panel(*w, *info, parts, p, rows[static_cast<size_t>(thread)]);
     });
@@ -362,20 +379,17 @@ void unpack_row(const Weight& w, int row, float* out) {
             } else if (f.quant == Quant::F16) {
                 out[k] = read_half(p);
             } else {
-                uint32_t bits = static_cast<uint32_t>(read16(p)) << 16;
-                memcpy(out + k, &bits, 4);
+                out[k] = bf16_to_float(read16(p));
             }
         }
         return;
     }
     const int per_scale = f.is_split ? 16 : 32;
     for (int k = 0; k < w.k; k++) {
-        uint8_t byte = panel[quant_offset(w, k, lane)];
-        int q = f.quant == Quant::S8 ? byte - 128
-                                     : ((k % 8) >= 4 ? byte >> 4 : byte & 15) - f.zero_point;
-        const uint8_t* at = panel + scale_offset(w, static_cast<size_t>(k / per_scale), lane);
-        out[k] = get_scale(f, at) * static_cast<float>(q);
-        if (f.has_min) out[k] += get_scale(f, at + w.layout.mins - w.layout.scales);
+        const int j = k % GROUP / per_scale;
+        const float scale = get_scale(w, panel, k / GROUP, j, lane, false);
+        out[k] = scale * static_cast<float>(get_integer(w, panel, k, lane));
+        if (f.has_min) out[k] += get_scale(w, panel, k / GROUP, j, lane, true);
     }
 }
 

@@ -55,15 +55,10 @@ static uint32_t read_sum(const uint8_t* data, size_t bytes) {
 
 // Lanes' worth of four int8 products each, added to acc by the fewest instructions there are.
 HR_INLINE ni peak_dot(ni acc, ni w, ni x) {
-#if defined(HR_AVX512)
-    return _mm512_dpbusd_epi32(acc, w, x);
-#elif defined(HR_AVX2)
-    return _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x));  // widened once per group in gemm.inl
-#elif defined(HR_NEON)
-    return vdotq_s32(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
+#if defined(HR_MADDUBS)
+    return i_add16(acc, i_maddubs(w, x));  // widened once per half a group in gemm.inl
 #else
-    for (int l = 0; l < LANES; l++) acc.v[l] += dot4(reinterpret_cast<int8_t*>(&w.v[l]), x.v[l]);
-    return acc;
+    return i_dot(acc, w, x);
 #endif
 }
 

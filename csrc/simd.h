@@ -129,6 +129,32 @@ HR_INLINE nf i_to_f(ni v) { return _mm512_cvtepi32_ps(v); }
 HR_INLINE ni f_to_i(nf v) { return _mm512_cvtps_epi32(v); }  // round to nearest even
 HR_INLINE ni f_bits(nf v) { return _mm512_castps_si512(v); }
 HR_INLINE nf i_bits(ni v) { return _mm512_castsi512_ps(v); }
+HR_INLINE ni i_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+HR_INLINE ni i_or(ni a, ni b) { return _mm512_or_si512(a, b); }
+HR_INLINE ni i_xor(ni a, ni b) { return _mm512_xor_si512(a, b); }
+template <int N>
+HR_INLINE ni i_srl(ni a) {
+    return _mm512_srli_epi32(a, N);
+}
+HR_INLINE nf n_load_i8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+HR_INLINE ni i_table(const int8_t* p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+HR_INLINE ni i_lookup(ni table, ni index) { return _mm512_shuffle_epi8(table, index); }
+#if defined(HR_VNNI)
+HR_INLINE ni i_dot(ni acc, ni w, ni x) { return _mm512_dpbusd_epi32(acc, w, x); }
+#else
+HR_INLINE ni i_maddubs(ni w, ni x) { return _mm512_maddubs_epi16(w, x); }
+HR_INLINE ni i_add16(ni a, ni b) { return _mm512_add_epi16(a, b); }
+HR_INLINE ni i_widen(ni a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
+HR_INLINE ni i_abs8(ni a) { return _mm512_abs_epi8(a); }
+HR_INLINE ni i_sign8(ni a, ni by) {  // a where by >= 0, else -a
+    return _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(by), _mm512_setzero_si512(), a);
+}
+#endif
 
 #elif defined(HR_AVX2)
 constexpr int LANES = 8;
@@ -187,6 +213,28 @@ HR_INLINE nf i_to_f(ni v) { return _mm256_cvtepi32_ps(v); }
 HR_INLINE ni f_to_i(nf v) { return _mm256_cvtps_epi32(v); }
 HR_INLINE ni f_bits(nf v) { return _mm256_castps_si256(v); }
 HR_INLINE nf i_bits(ni v) { return _mm256_castsi256_ps(v); }
+HR_INLINE ni i_load(const uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+HR_INLINE ni i_or(ni a, ni b) { return _mm256_or_si256(a, b); }
+HR_INLINE ni i_xor(ni a, ni b) { return _mm256_xor_si256(a, b); }
+template <int N>
+HR_INLINE ni i_srl(ni a) {
+    return _mm256_srli_epi32(a, N);
+}
+HR_INLINE nf n_load_i8(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+HR_INLINE ni i_table(const int8_t* p) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+HR_INLINE ni i_lookup(ni table, ni index) { return _mm256_shuffle_epi8(table, index); }
+HR_INLINE ni i_maddubs(ni w, ni x) { return _mm256_maddubs_epi16(w, x); }
+HR_INLINE ni i_add16(ni a, ni b) { return _mm256_add_epi16(a, b); }
+HR_INLINE ni i_widen(ni a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+HR_INLINE ni i_abs8(ni a) { return _mm256_abs_epi8(a); }
+HR_INLINE ni i_sign8(ni a, ni by) { return _mm256_sign_epi8(a, by); }  // 0 where by is 0
 
 #elif defined(HR_NEON)
 constexpr int LANES = 4;
@@ -240,6 +288,27 @@ HR_INLINE ni f_to_i(nf v) {
 }
 HR_INLINE ni f_bits(nf v) { return vreinterpretq_s32_f32(v); }
 HR_INLINE nf i_bits(ni v) { return vreinterpretq_f32_s32(v); }
+HR_INLINE ni i_load(const uint8_t* p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+HR_INLINE ni i_or(ni a, ni b) { return vorrq_s32(a, b); }
+HR_INLINE ni i_xor(ni a, ni b) { return veorq_s32(a, b); }
+template <int N>
+HR_INLINE ni i_srl(ni a) {
+    return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a), N));
+}
+HR_INLINE nf n_load_i8(const uint8_t* p) {
+    uint32_t word;
+    memcpy(&word, p, 4);
+    int16x8_t h = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(word)));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(h)));
+}
+HR_INLINE ni i_table(const int8_t* p) { return vreinterpretq_s32_s8(vld1q_s8(p)); }
+HR_INLINE ni i_lookup(ni table, ni index) {
+    return vreinterpretq_s32_s8(
+        vqtbl1q_s8(vreinterpretq_s8_s32(table), vreinterpretq_u8_s32(index)));
+}
+HR_INLINE ni i_dot(ni acc, ni w, ni x) {
+    return vdotq_s32(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
+}
 
 #else  // scalar: the same names on 16 plain floats
 constexpr int LANES = 16;
@@ -368,6 +437,52 @@ HR_INLINE nf i_bits(ni a) {
     nf r;
     memcpy(r.v, a.v, 64);
     return r;
+}
+HR_INLINE ni i_load(const uint8_t* p) {
+    ni r;
+    memcpy(r.v, p, 64);
+    return r;
+}
+HR_INLINE ni i_or(ni a, ni b) {
+    HR_EACH a.v[l] |= b.v[l];
+    return a;
+}
+HR_INLINE ni i_xor(ni a, ni b) {
+    HR_EACH a.v[l] ^= b.v[l];
+    return a;
+}
+template <int N>
+HR_INLINE ni i_srl(ni a) {
+    HR_EACH a.v[l] = static_cast<int32_t>(static_cast<uint32_t>(a.v[l]) >> N);
+    return a;
+}
+HR_INLINE nf n_load_i8(const uint8_t* p) {
+    nf r;
+    HR_EACH r.v[l] = static_cast<float>(static_cast<int8_t>(p[l]));
+    return r;
+}
+HR_INLINE ni i_table(const int8_t* p) {
+    ni r;
+    HR_EACH memcpy(&r.v[l], p + l % 4 * 4, 4);
+    return r;
+}
+HR_INLINE ni i_lookup(ni table, ni index) {  // bytes of `index` are below 16
+    uint8_t in[64], levels[16], out[64];
+    ni r;
+    memcpy(in, index.v, 64);
+    memcpy(levels, table.v, 16);
+    for (int i = 0; i < 64; i++) out[i] = levels[in[i]];
+    memcpy(r.v, out, 64);
+    return r;
+}
+HR_INLINE ni i_dot(ni acc, ni w, ni x) {
+    HR_EACH {
+        int8_t a[4], b[4];
+        memcpy(a, &w.v[l], 4);
+        memcpy(b, &x.v[l], 4);
+        acc.v[l] += a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3];
+    }
+    return acc;
 }
 #undef HR_EACH
 #endif

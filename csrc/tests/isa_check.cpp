@@ -554,7 +554,7 @@ int main() {
     Report first;
     std::string first_name, names;
     int failures = 0;
-    for (const char* isa : {"scalar", "avx2", "avx512", "neon"}) {
+    for (const char* isa : {"scalar", "avx2", "avx512", "avx512_vnni", "neon"}) {
         const Kernels* kernels = select_kernels(isa);
         if (!kernels) continue;
         Report report = check(*kernels, matrices);
